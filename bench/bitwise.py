@@ -1,4 +1,4 @@
-"""Checks that a change alters no number: trains short runs in two checkouts and compares them bit by bit.
+"""Checks that a code change alters no result: trains short runs in two checkouts and compares them bit by bit.
 
     python bench/bitwise.py --before CHECKOUT --data SHARDS [--cells hp_loss/bf16/1 ...]
 

@@ -10,7 +10,7 @@ from bench.timing import seconds_of
 
 
 class Collectives(TorchDispatchMode):
-    """Bytes that each rank sends if every collective is implemented optimally, as NCCL's rings are.
+    """Bytes that each rank sends if every collective is optimal, as NCCL's rings are.
 
     For a tensor of b bytes on n ranks these are (n - 1) / n b to gather, scatter, reduce or broadcast it, and twice
     that for an all-reduce (Thakur et al. 2005).

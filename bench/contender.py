@@ -64,7 +64,7 @@ class Contender:
         self.name = name
         self.seconds: list[float] = []
         self.said: dict[str, Any] = {}
-        """Its latest answers: the result of `about`, and finally the seconds of its `parts`."""
+        """The contender's latest answers: the result of `about`, and finally the seconds of its `parts`."""
         self.ended = ""
         self._started = time.monotonic()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -82,7 +82,7 @@ class Contender:
         self.seconds += taken[1:]
 
     def finish(self) -> None:
-        """Ends the process, after asking one of ours for the time of each part."""
+        """Ends the process; asks a contender of this project for the time of each part first."""
         if self.name in OURS:
             self._ask("parts")
         self._process.communicate()
@@ -163,7 +163,7 @@ def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
 def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
     """Seconds per part: forward and backward of each model part outside the engine, then the engine's own parts.
 
-    - heads and sampling: those of plain ELECTRA.
+    - heads and sampling: as in plain ELECTRA.
     - sampling head: the extra time of the objective's heads and sampling over ELECTRA's.
     - data: copying a batch to the device (bench/engine.py --data measures the wait for data).
     - communication: the collectives that DeepSpeed calls even with one process (bench/scaling.py and bench/traffic.py

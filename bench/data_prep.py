@@ -8,7 +8,7 @@ need checkouts, named on the command line (Megatron-LM core_v0.14.0 runs without
 
 Each contender runs on a small text and on a large one: the difference gives its steady-state throughput, the small run
 its start-up time. Throughput is given per second of wall-clock time and per second of CPU time; on a busy machine
-trust the latter. Without data/raw the quickstart's corpus is used, and without data/vocab a vocabulary is learned.
+trust CPU time. Without data/raw the quickstart's corpus is used, and without data/vocab a vocabulary is learned.
 """
 
 import json
@@ -163,7 +163,7 @@ def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) 
 
 
 def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
-    """CPU time of drawing all masks again, as a fraction of that of a whole build by one process."""
+    """CPU time of drawing all masks again, as a fraction of the CPU time of a whole build by one process."""
     command = build(options, work, given(work), workers=1)(much)
     _, seconds = run(command, None, options)
     folder = Path(command[0][command[0].index("--output") + 1])
@@ -291,7 +291,7 @@ def measure(
     clock_1, processor_1 = run(command(much), environment, options)
     megabytes = much.megabytes - little.megabytes
     seconds, processor = clock_1 - clock_0, processor_1 - processor_0
-    known = processor > seconds / 10  # else the work was done by processes that nobody waited for
+    known = processor > seconds / 10  # else processes that were not waited for did the work
     speed = Speed(megabytes / seconds, megabytes / processor if known else math.nan, clock_0)
     print(f"  {label:34}{speed.clock:8.2f}{speed.processor:10.2f}{speed.start:12.1f}", flush=True)
     return speed

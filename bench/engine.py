@@ -118,7 +118,7 @@ def engine_step(engine: Engine, batch: Batch) -> None:
 def take_turns(by_hand: Step, engine: Step, batch: Batch, steps: int) -> tuple[float, float]:
     """Returns the seconds of the fastest step by hand and under the engine.
 
-    The median would not do: on a shared machine its drift hides a difference of a few percent. The first step of each
+    Not the median: on a shared machine its drift hides a difference of a few percent. The first step of each
     turn, in which memory is allocated again, is not counted.
     """
     seconds: tuple[list[float], list[float]] = ([], [])

@@ -112,7 +112,7 @@ def locked(output: Path) -> Lock:
     try:
         return Lock(output / "lock")
     except Held as who:
-        raise ConfigError(f"output: {output} is in use by {who}; wait for its end, or name another --output") from None
+        raise ConfigError(f"output: {output} is in use by {who}; wait until it ends or name another --output") from None
 
 
 def chosen(options: StudyOptions, study: Study) -> tuple[tuple[Row, ...], tuple[int, ...]]:

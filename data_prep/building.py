@@ -29,7 +29,7 @@ class Copies(NamedTuple):
     run_starts: list[int]
     """The number, in the corpus, of the first document of each run of copies."""
     documents: dict[int, tuple[int, int]]
-    """Of each shard: the number of its first document, and how many."""
+    """For each shard, the number of its first document and its number of documents."""
 
 
 def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool, *, strict: bool) -> int:
@@ -61,7 +61,7 @@ def _make(
 ) -> int:
     """Builds the shards of a task that are missing or damaged, on a worker; returns their number.
 
-    With each shard comes the number of its first document in the corpus, and how many it has.
+    Each shard comes with the corpus number of its first document and with its number of documents.
     """
     task, documents = work
     made = 0

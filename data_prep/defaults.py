@@ -22,8 +22,8 @@ def require_text(inputs: Sequence[Path]) -> None:
     """Refuses the default input if it does not exist.
 
     Raises:
-        ConfigError: ends with the next command: building shards from the quickstart's text if that exists, else
-            the quickstart.
+        ConfigError: the message ends with the next command: building shards from the quickstart's text if that
+            exists, else the quickstart.
     """
     if tuple(inputs) != (RAW,) or RAW.exists():
         return
@@ -40,7 +40,7 @@ def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
     """Refuses the default vocabulary if it does not exist.
 
     Raises:
-        ConfigError: ends with the command that trains a vocabulary on `inputs`.
+        ConfigError: it does not exist; the message ends with the command that trains one on `inputs`.
     """
     if vocab != str(VOCAB) or VOCAB.exists():
         return
@@ -55,8 +55,8 @@ def require_shards(folder: Path) -> None:
     """Refuses a shard folder, the default or another, that does not exist.
 
     Raises:
-        ConfigError: ends with the next command: building the folder, training on the quickstart's shards, or
-            the quickstart.
+        ConfigError: the message ends with the next command: building the folder, training on the quickstart's
+            shards, or the quickstart.
     """
     if folder.exists():
         return

@@ -6,7 +6,7 @@
 3. `_link` compares a range of bands across all runs.
 4. `_relink` reduces the links of some ranges of digests to a tree per group, in several rounds.
 5. `_match` compares some ranges of digests across all runs.
-6. `_collect` writes the copies in a run. A worker reads those of its shard.
+6. `_collect` writes the copies in a run. A worker reads the copies in its shard.
 
 The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
 (Digests are read as little-endian numbers, so their last bytes decide. The first ones choose the held-out documents.)
@@ -72,11 +72,11 @@ class _Run(NamedTuple):
 
     number: int
     parts: tuple[tuple[int, int, int], ...]
-    """Of each shard: its number, the first of its documents in the run, and how many."""
+    """For each shard, its number, the first of its documents in the run, and their count."""
     first: np.uint64
     """The number, in the corpus, of its first document."""
     keys: int
-    """Per document."""
+    """Number of keys per document."""
 
 
 class _Found(NamedTuple):

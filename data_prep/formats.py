@@ -1,6 +1,6 @@
 """Splits a file's text into documents: plain text, WikiExtractor's output, JSON lines, a MediaWiki XML dump.
 
-The format is recognised from the file's beginning, and JSON lines also from the name. Each format has a pattern that
+The format is recognized from the file's beginning, and JSON lines also from the name. Each format has a pattern that
 ends a document, where a file may be cut. Markup around a text (tags, JSON, XML, white space) is not part of its
 document. A document that must not be used carries a reason, so that the build's books can count it.
 """

@@ -200,7 +200,7 @@ def _print_statistics(statistics: MaskStatistics, manifest: Manifest) -> None:
 
 
 def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) -> None:
-    """Prints the first sequences with the tokens of their first mask [in brackets], or coloured on a terminal."""
+    """Prints the first sequences with the tokens of their first mask [in brackets], or colored on a terminal."""
     for rows in read_rows(folder, manifest.shards[0], manifest, limit=count):
         for number in range(min(count - rows.first, len(rows.lengths))):
             length = int(rows.lengths[number])
@@ -211,8 +211,8 @@ def _show(folder: Path, manifest: Manifest, tokenizer: WordPiece, count: int) ->
 
 def _marked(tokens: list[str], masked: np.ndarray) -> str:
     """Returns the tokens as text, `##` pieces joined to their word, the masked tokens marked."""
-    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    opening, closing = (_MARK, _PLAIN) if coloured else ("[", "]")
+    colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    opening, closing = (_MARK, _PLAIN) if colored else ("[", "]")
     parts: list[str] = []
     for token, is_masked in zip(tokens, masked, strict=False):
         joined = parts and token.startswith(CONTINUATION)

@@ -76,7 +76,7 @@ class Choices(StrictConfig):
         if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
             raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
         if len(chances) > _MOST_WORDS:
-            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; leave out the last ones")
+            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; drop the last ones")
         return chances
 
     @property
@@ -145,7 +145,7 @@ class Ledger(_Sums):
     train: Count = 0
     held_out: Count = 0
     dropped: dict[str, Count] = {}
-    """By reason."""
+    """Amounts dropped, by reason."""
 
     @property
     def balances(self) -> bool:
@@ -239,12 +239,12 @@ class Manifest(StrictRecord):
         if sums != [self.totals.sequences, self.totals.tokens]:
             raise ValueError("its totals are not the sums of its shards")
         if len({shard.name for shard in self.shards}) < len(self.shards):
-            raise ValueError("two of its shards have one name")
+            raise ValueError("two of its shards have the same name")
         return self
 
 
 def enough_to_hold_out(documents: int) -> float:
-    """Returns a share of so many documents that probably holds one out or more: chance decides about each."""
+    """Returns a share that probably holds out at least one of the documents, each of which is chosen at random."""
     return 0.005 if documents >= 1000 else round(max(0.1, 2 / max(4, documents)), 2)
 
 
@@ -273,7 +273,7 @@ def load_manifest(folder: Path) -> Manifest:
         if folder.is_dir() and not (folder / RECORDS_NAME).is_dir():
             raise ConfigError(
                 f"{folder} is no folder of shards: it has no manifest.json; if it holds text, run"
-                f" data_prep/build_shards.py --input {folder}, and name the --output of that"
+                f" data_prep/build_shards.py --input {folder}, and give its --output here"
             )
         state = "is not complete: it has no manifest.json" if folder.is_dir() else "does not exist"
         raise ConfigError(f"{folder} {state}; run data_prep/build_shards.py --output {folder}")

@@ -4,7 +4,7 @@ Words are cut into n-grams, the n-grams are shuffled and their tokens laid on a 
 each disjoint window of k = ceil(0.15 n) tokens is one mask copy. By symmetry, each of the m tokens that may be masked
 has exactly the same probability k / m, and at most the two n-grams at a window's ends are cut.
 
-Array suffixes: S sequences, T tokens of the batch, M those that may be masked, W words, G n-grams,
+Array suffixes: S sequences, T tokens of the batch, M tokens that may be masked, W words, G n-grams,
 P segments, N windows (one mask copy each), U tokens of the windows.
 """
 

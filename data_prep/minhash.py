@@ -87,7 +87,7 @@ def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         is_first[1:] &= ~is_inside[:-1] | alone[1:] | alone[:-1]
         firsts = np.flatnonzero(is_first)
         end = len(codes)
-        if start + end < len(text) and len(firsts) and firsts[-1]:  # the last word may go on
+        if start + end < len(text) and len(firsts) and firsts[-1]:  # the last word may continue
             end, firsts = int(firsts[-1]), firsts[:-1]
         sums = np.append(np.uint64(0), np.cumsum(values * powers[: len(codes)], dtype=np.uint64))
         hashes.append(np.diff(sums[np.append(firsts, end)]) * inverses[firsts])

@@ -106,7 +106,7 @@ def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index:
 def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece) -> Manifest:
     """Writes the manifests, the main one last, and removes the working files; returns the main manifest.
 
-    Files that are already up to date are left untouched. `names` are those of the shards, in order.
+    Files that are already up to date are left untouched. `names` are the shards' names, in order.
 
     Raises:
         ConfigError: no document is left for training.

@@ -1,7 +1,7 @@
 """Sets of pairs of numbers, larger than memory, on disk: sorted files that are cut into ranges of the first number.
 
-Workers write one file each, and read some ranges each, from all files. So every pair is read once, whatever the number
-of ranges.
+Workers write one file each, and read some ranges each, from all files. So every pair is read once, for any number of
+ranges.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ class Pairs(NamedTuple):
     def write(self, number: int, pairs: np.ndarray) -> None:
         """Writes file `number`. The pairs, an array of two columns, are sorted by the first."""
         offsets = np.append(np.searchsorted(pairs[:, 0], self.bounds), len(pairs)).astype(np.uint64)
-        with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it anew
+        with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it again
             file.write(offsets.data)  # unlike `tofile`, says why it fails
             file.write(pairs.tobytes())
 

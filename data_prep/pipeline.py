@@ -107,7 +107,7 @@ class Intake:
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def batches(self) -> Iterator[list[Text]]:
-        """Yields the documents in batches, cleaned, without those that are dropped."""
+        """Yields the documents that are kept, cleaned, in batches."""
         batch: list[Text] = []
         size = 0
         for text in self._used():
@@ -161,7 +161,7 @@ class Intake:
     def side_of(self, text: Text, word_pieces: int) -> str | None:
         """Returns the side chosen for a document of `word_pieces` pieces, and accounts for it; None if it has none.
 
-        The choice depends only on the content: equal documents are always on the same side, whatever the seed.
+        The choice depends only on the content: equal documents are always on the same side, with any seed.
         """
         if not word_pieces:
             self._count("empty", 1, text.cleaned.kept)

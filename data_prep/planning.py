@@ -26,7 +26,7 @@ class Range(NamedTuple):
     source: Source
     start: int = 0
     end: int | None = None
-    """None: that of the source."""
+    """End of the range; None for the end of the source."""
 
     @property
     def key(self) -> str:
@@ -35,7 +35,7 @@ class Range(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """What one shard is made from. With its key, the build's seed determines its random streams."""
+    """The text that one shard is made from. The build's seed and the shard's key determine its random streams."""
 
     number: int
     ranges: tuple[Range, ...]
@@ -49,7 +49,7 @@ class Shard(NamedTuple):
 
 
 Task = tuple[Shard, ...]
-"""Shards that one worker writes one after another: those of a file that can only be read from its beginning."""
+"""Shards that one worker writes one after another: several if they come from a file that cannot be sought."""
 
 
 def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:

@@ -3,7 +3,7 @@
 NLTK's PunktSentenceTokenizer decides, except after thousands of characters without a space. Only a full stop, question
 or exclamation mark before closing punctuation, or before white space and another word, may end a sentence. Here one
 compiled pattern finds these marks. Most words before them are neither abbreviations nor numbers and end a sentence
-whatever follows; for the others NLTK is asked, once for each pair of words.
+regardless of the next word; NLTK decides the others, once for each pair of words.
 """
 
 import hashlib

@@ -41,15 +41,15 @@ _SAMPLED_FILES = 256  # each further file costs a seek and adds little
 
 
 class Chunk(NamedTuple):
-    """Consecutive documents of one source, with their text: that of a file, or of each row of a table."""
+    """Consecutive documents of one source with their text: one text from a file, or one per row from a table."""
 
     source: Source
     format: Format
     place: int
-    """Of its text in the source's, in bytes; for a table, in that of the range."""
+    """Byte offset of the chunk's text in the source's text; for a table, in the range's text."""
     content: bytes | tuple[bytes | None, ...]
     cut: bool = False
-    """True if the last document was too long, and goes on in the next chunk."""
+    """True if the last document was too long and continues in the next chunk."""
 
     @property
     def size(self) -> int:
@@ -86,7 +86,7 @@ class Chunk(NamedTuple):
 
 
 class _Text:
-    """The text of one file from some place on, read as far as it is needed."""
+    """The text of one file from some place on, read on demand."""
 
     def __init__(
         self, source: Source, stream: Any, beginning: bytes, place: int, held: bytes, reading: Reading, longest: int
@@ -149,7 +149,7 @@ class _Text:
 
 
 class Reader:
-    """Reads ranges, one after another; goes on in a file that cannot be sought where the range before ended.
+    """Reads ranges, one after another; in a file that cannot be sought, continues where the previous range ended.
 
     Args:
         indices: the folder of the indices of large compressed files; None to read them from their beginnings.

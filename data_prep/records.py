@@ -38,7 +38,7 @@ class Contaminated(StrictRecord):
 
 
 class ShardRecord(StrictRecord):
-    """What became of the text of one shard; `train` or `held_out` is None if that side received no text."""
+    """The outcome of building one shard; `train` or `held_out` is None if that side received no text."""
 
     text: str
     """Digest of the text."""

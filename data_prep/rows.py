@@ -22,7 +22,7 @@ _TEXT = re.compile(r"(?:dictionary<values=)?(?:large_)?(?:string|binary)(?:_view
 
 
 def read_rows(source: Source, start: int, end: int | None, column: str) -> Iterator[bytes | None]:
-    """Yields the text of each row, None if it has none, of row groups of a Parquet file or parts of a hub dataset.
+    """Yields each row's text (None if missing) from row groups of a Parquet file or parts of a hub dataset.
 
     Raises:
         ConfigError: the source cannot be read, or has no text column of that name.

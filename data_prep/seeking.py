@@ -29,7 +29,7 @@ def can_seek(source: Source) -> bool:
     is_installed = find_spec("rapidgzip") is not None
     if not is_installed:
         name = printable(source.name)
-        print_warning(f"{name}: one worker reads it from its beginning; several do after pip install rapidgzip")
+        print_warning(f"{name}: one worker reads it from its beginning; several can after pip install rapidgzip")
     return is_installed
 
 

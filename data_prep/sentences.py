@@ -19,7 +19,7 @@ from foundation.files import write_if_other
 Sentences = Literal["punkt", "marks", "line"]
 
 MARKS = regex.compile(r"(?V1)[\p{Sentence_Break=STerm}--?!]")
-"""Marks that always end a sentence, such as 。, ؟, ۔, ।, ። and full-width ？; not those that Punkt decides about."""
+"""Marks that always end a sentence, such as 。, ؟, ۔, ।, ። and full-width ？; not the marks that Punkt decides."""
 _AFTER_MARKS = regex.compile(rf"({MARKS.pattern}[\p{{Sentence_Break=STerm}}\p{{Close_Punctuation}}\p{{Pf}}\"']*)\s*")
 
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")

@@ -110,7 +110,7 @@ def _fill_across(
 def _truncate(
     ids: np.ndarray, starts: np.ndarray, splits: np.ndarray, ends: np.ndarray, seq_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Discards the tokens that exceed a sequence, truncating segment A first, then B; returns all four arrays anew."""
+    """Discards the tokens that exceed a sequence, truncating segment A first, then B; returns four new arrays."""
     first = np.minimum(splits - starts, seq_length - 2)
     second = np.minimum(ends - splits, np.maximum(0, seq_length - 3 - first))
     edges = np.zeros(len(ids) + 1, np.int8)
@@ -142,8 +142,8 @@ def _segment_ends(
     """Returns the end of each sequence's first segment: the sequence's own end if it has no second one.
 
     The first segment consists of the first sentence, every sentence that ends before the middle, and half of the time
-    the sentence across the middle. The middle is that of the target length, so the short remainder of a document tends
-    to be a single segment.
+    the sentence across the middle. The middle is half the target length, so the short remainder of a document tends to
+    be a single segment.
     """
     middle = starts + half
     first_sentence = np.minimum(sentence_ends[np.searchsorted(sentence_ends, starts, side="right")], ends)

@@ -29,7 +29,7 @@ _TYPES = {code: dtype for dtype, code in _TYPE_CODES.items()}
 
 
 class IndexedFile:
-    """One indexed file, memory-mapped for reading. Opening it reads only the header, whatever the size.
+    """One indexed file, memory-mapped for reading. Opening it reads only the header, at any size.
 
     Args:
         prefix: path without `.bin` and `.idx`.

@@ -82,7 +82,7 @@ class WordPiece:
         """
         for path in (folder / name for name in FILES):
             if path.resolve().parent != folder.resolve():
-                raise ConfigError(f"{path}: is a link out of its folder; replace it by a copy of the file")
+                raise ConfigError(f"{path}: links to a file outside its folder; replace it with a copy")
         try:
             tokenizer = _from_folder(folder)
         except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
@@ -173,7 +173,7 @@ def open_tokenizer(vocab: str) -> WordPiece:
             has_settings = any((path.parent / name).is_file() for name in FILES[:2])
             tokenizer = _from_folder(path.parent) if has_settings else from_vocabulary(tokens)
             if tokenizer.get_vocab() != {token: number for number, token in enumerate(tokens)}:
-                tokenizer = from_vocabulary(tokens)  # the settings beside it are those of another vocabulary
+                tokenizer = from_vocabulary(tokens)  # the settings beside it belong to another vocabulary
         elif (  # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
             not path.is_absolute()
             and len(path.parts) <= 2

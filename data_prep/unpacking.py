@@ -1,4 +1,4 @@
-"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognised by content."""
+"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognized by content."""
 
 import bz2
 import io
@@ -101,7 +101,7 @@ _ARCHIVES = {
 
 
 def text_suffix(path: Path) -> str:
-    """Returns a file's suffix without that of its compression: .txt for a.txt.gz."""
+    """Returns a file's suffix before its compression suffix: .txt for a.txt.gz."""
     return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
 

@@ -80,7 +80,7 @@ def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[
 
 
 def _unclosed(section: str) -> int:
-    """Returns the characters that the parser reads in vain: from each unclosed markup to the end of its enclosure."""
+    """Returns the characters that the parser reads for nothing: from each unclosed markup to its enclosure's end."""
     opened: list[tuple[str, int]] = []  # (closing markup expected, offset)
     waiting: Counter[str] = Counter()  # number of open markups per closing markup
     detours = 0

@@ -112,7 +112,7 @@ def settings_page() -> Iterator[str]:
 
 
 def of_section(tables: Sequence[Sequence[Setting]], section: str) -> list[Setting]:
-    """The settings whose key begins with `section`; without one those that have no section."""
+    """The settings whose key begins with `section`; if that is empty, the settings without a section."""
     return [row for rows in tables for row in rows if row[0].rpartition(".")[0] == section]
 
 

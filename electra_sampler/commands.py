@@ -1,4 +1,4 @@
-"""The console command: `electra-sampler NAME OPTIONS` is what `python SCRIPT OPTIONS` is in a checkout.
+"""The console command: `electra-sampler NAME OPTIONS` does what `python SCRIPT OPTIONS` does in a checkout.
 
 COMMANDS lists them, one line each. Only the module of the given command is imported.
 """

@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class Option(str):
-    """Annotates a setting that has an option of its own, besides `--set`: its default as `--help` shows it."""
+    """Annotates a setting that also has its own option besides `--set`: its default as `--help` shows it."""
 
 
 class FinetuneConfig(StrictConfig):
@@ -78,8 +78,8 @@ class SquadConfig(FinetuneConfig):
     n_best: Count
     """Answers kept per window and per question."""
     null_threshold: float = -2.75
-    """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus that
-    of the best answer (0)."""
+    """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus the
+    score of the best answer (0)."""
     head: Annotated[Literal["electra", "xlnet", "hf"], Option("electra")] = "electra"
     """Head and conventions of google-research/electra, XLNet or Hugging Face."""
 
@@ -134,8 +134,8 @@ class FinetuneOptions(StrictConfig):
         names = [name for name, _ in given]
         if wrong := [name for name in names if name not in known or names.count(name) > 1]:
             raise ConfigError(
-                f"--set: got {shown(wrong[0])}, expected KEY=VALUE for a KEY that --list_settings prints, each given"
-                f" once, by --set or by its option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
+                f"--set: got {shown(wrong[0])}, expected KEY=VALUE with a KEY from --list_settings, each given only"
+                f" once, by --set or by its own option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
             )
         return dict(given)
 

@@ -166,7 +166,7 @@ def open_scorers(name: str, random_weights: bool, discriminator_only: bool = Fal
 
 
 def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:
-    """Returns the per cent of pairs right, with its 95% interval: over all pairs, and by field, term and paradigm."""
+    """Returns the percentage of pairs right, with its 95% interval: over all pairs, and by field, term and paradigm."""
     found: dict[str, dict[str, list[float]]] = {"all": {"all": interval(right_P)}}
     for group in GROUPS:
         names_P = np.array([getattr(pair, group) for pair in pairs])
@@ -213,7 +213,7 @@ def evaluate(
 
 def report(pairs: int, results: dict[str, dict[str, dict[str, list[float]]]]) -> Iterator[str]:
     """Yields the lines of a Markdown table of all models by field and term."""
-    yield f"# BLiMP, {pairs:,} pairs: per cent right (95% interval), ties half; 50 is chance\n"
+    yield f"# BLiMP, {pairs:,} pairs: percent right (95% interval), ties half; 50 is chance\n"
     shapes = next(iter(results.values()))
     rows = []
     for group in ("all", "field", "term"):

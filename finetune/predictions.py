@@ -195,8 +195,8 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
     names, majority = description.get("id2label"), description.get(tagging.MAJORITY)
     if not isinstance(names, dict) or majority not in names.values() or {*names} != {*map(str, range(len(names)))}:
         raise ConfigError(
-            f"model: {model.path / 'config.json'}: id2label: got {shown(names)}, expected the labels by number from 0,"
-            f" {tagging.MAJORITY} {shown(majority)} among them; copy the model again"
+            f"model: {model.path / 'config.json'}: id2label: got {shown(names)}, expected a label for each number from"
+            f" 0, including {tagging.MAJORITY} {shown(majority)}; copy the model again"
         )
     sentences = tokenize_sentences(source.examples(parse), {}, model.tokenizer, run.settings.max_length)
     job = tagging.TaggingJob(

@@ -44,7 +44,7 @@ class HeadKind(NamedTuple):
     """Number of starts tried, and of ends tried for each."""
     n_best: int
     max_answer: int
-    """With `n_best`, the defaults of `SquadConfig`."""
+    """Default of `SquadConfig.max_answer`, as `n_best` is of `SquadConfig.n_best`."""
     initializer_range: float | None
     """Standard deviation of the initial matrices; `None` for TensorFlow's default (Glorot)."""
     last_separator: bool

@@ -16,11 +16,11 @@ from pretrain.job.processes import World
 IGNORED = -100
 """The target of a position that has none, as in Hugging Face's and PyTorch's losses."""
 _ORDER_OF_BATCHES = 2
-"""Separates its draws from those of the examples' order."""
+"""Separates the draws for the order of batches from the draws for the order of examples."""
 
 
 class Features(NamedTuple):
-    """Tokenised examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, one or several per example."""
+    """Tokenized examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, one or several per example."""
 
     input_ids: list[Any]
     token_type_ids: list[Any]
@@ -28,9 +28,9 @@ class Features(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A padded batch; `weight_B` is 1, or 0 for an example that only fills the batch and counts nowhere.
+    """A padded batch; `weight_B` is 1, or 0 for an example that only pads the batch and is ignored.
 
-    `target_B` has a second dimension where a task has several targets; where it has one per position, [B, L].
+    `target_B` is [B] with one target per example, [B, targets] with several, [B, L] with one per position.
     """
 
     input_ids_BL: Tensor

@@ -126,7 +126,7 @@ def _run(main: Callable[[Options], int | None], options_class: type[Options], de
 
 
 def _told(error: Exception) -> int:
-    """Prints the user's problems, from an `except` clause; returns the exit code. A bug of ours goes on."""
+    """Prints the user's problems, from an `except` clause; returns the exit code. Re-raises a bug."""
     problems = problems_of(error)
     if not problems:
         raise
@@ -139,7 +139,7 @@ def _told(error: Exception) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a command that ends with this error: 2 if the user can fix it, 1 if it may pass or is a bug."""
+    """The exit code of a command that ends with this error: 2 if the user can fix it, 1 if it is transient or a bug."""
     may_pass = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)
     return EXIT_BAD_USAGE if problems_of(error) and not may_pass else EXIT_FAILED
 

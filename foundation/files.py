@@ -21,7 +21,7 @@ _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
 
 class NewFile:
-    """A file written piece by piece: absent until `close`, complete afterwards; never created if nothing is written.
+    """A file written piece by piece: absent until `close`, complete afterward; never created if nothing is written.
 
     A link is followed. A pipe or a character device is written to as it is; only a regular file is ever replaced.
     """
@@ -86,7 +86,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(path: Path, temporary: Path) -> Iterator[None]:
-    """Removes the temporary form of `path` if the block fails; an error without a file name gets that of `path`."""
+    """Removes the temporary form of `path` if the block fails; an error without a file name gets `path` as its own."""
     try:
         yield
     except BaseException as error:
@@ -101,7 +101,7 @@ def _whole(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> str:
-    """Writes a file that, even after a power failure, is the old one or the complete new one; returns its sha256."""
+    """Replaces a file completely or not at all, even in a power failure; returns the new content's sha256."""
     file = NewFile(path)
     file.write(content)
     return file.close()[1]

@@ -4,9 +4,10 @@ It is a POSIX record lock on a file that is never removed. It works across hosts
 the file server itself enforces it, and no child inherits it. The package `filelock` uses flock(2) instead, which a
 forked child keeps after its parent is killed, and which some cluster file systems enforce only within each host. A
 record lock also ends when its holder closes any other handle of the file, so only this module opens the file. The file
-names the holder for error messages. It is emptied on release, so a name in an unlocked file is that of a killed holder.
+names the holder for error messages. It is emptied on release, so a name found in an unlocked file belongs to a killed
+process.
 
-Supported file systems, and the behaviour on one without locks: docs/evidence/faults.md.
+Supported file systems, and the behavior on one without locks: docs/evidence/faults.md.
 """
 
 import contextlib

@@ -24,14 +24,14 @@ ONEDNN_LIMITS = {
 
 
 def cores() -> int:
-    """Number of cores that this process can keep busy: those of its affinity, within its cgroup's quota; at least 1."""
+    """Number of cores that this process can keep busy: its affinity, capped by its cgroup's quota; at least 1."""
     # macOS has no affinity
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([count, *_quotas()])))
 
 
 def memory() -> int:
-    """Bytes that this process can use: physical memory, within its cgroup's limit and that of `ulimit -v`."""
+    """Bytes that this process can use: physical memory, capped by its cgroup's limit and by `ulimit -v`."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for folder in _cgroups("memory"):
         match _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes"):
@@ -67,12 +67,12 @@ def instructions() -> str:
 
 
 def multiplies_bf16() -> bool:
-    """Whether the CPU has products of bf16; PyTorch computes them without, many times slower than those of fp32."""
+    """Whether the CPU multiplies bf16 in hardware; otherwise PyTorch emulates it, many times slower than fp32."""
     return instructions() in MULTIPLY_BF16
 
 
 def _quotas() -> Iterator[float]:
-    """Yields the quotas of processor time, in cores, of this process's cgroup and of those above it."""
+    """Yields the quotas of processor time, in cores, of this process's cgroup and the cgroups above it."""
     for folder in _cgroups("cpu"):
         words = _words(folder / "cpu.max") or [
             *_words(folder / "cpu.cfs_quota_us"),
@@ -84,7 +84,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """Yields the folder of this process's cgroup and those above it, each of which may set a limit.
+    """Yields the folders of this process's cgroup and its ancestors, each of which may set a limit.
 
     In a container the named folder is often missing, because the container sees its own cgroup as the topmost one.
     """

@@ -31,7 +31,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._bar.close()
 
     def advance(self, amount: int, is_old: bool = False) -> None:
-        """Adds processed bytes and updates the display; those of an earlier run do not count toward speed."""
+        """Adds processed bytes and updates the display; bytes from an earlier run do not count toward speed."""
         if is_old:
             self._bar.initial += amount
         self._bar.update(amount)

@@ -24,7 +24,7 @@ def settings_tables(config_class: type[BaseModel], config: BaseModel | None, sec
 
 
 def settings(config_class: type[BaseModel], config: BaseModel | None, section: str = "") -> list[list[Setting]]:
-    """Returns the settings of a section, then of each subsection, without those that allow only one value."""
+    """Returns the settings of a section, then of each subsection, without settings that allow only one value."""
     rows: list[Setting] = []
     inner: list[list[Setting]] = []
     for name, field in config_class.model_fields.items():

@@ -30,7 +30,7 @@ class RunConfig(StrictConfig):
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initial weights, data order, sampling and dropout."""
     deterministic: bool = True
-    """On GPUs, only operations that give the same bits every time; false for the fastest. No effect on a CPU."""
+    """On GPUs, only deterministic operations; false for the fastest. No effect on a CPU."""
     order: Literal["full", "windows"] = "full"
     """Order of each folder's sequences: a permutation of all, or of shards and then within windows of shards."""
     window: Count = 16
@@ -46,7 +46,7 @@ class RunConfig(StrictConfig):
     checkpoint_every: Count = 5_000
     """Steps between checkpoints."""
     checkpoint_minutes: float = Field(default=10.0, gt=0, le=MOST)
-    """Most minutes between checkpoints: on a slow machine they come before checkpoint_every says so."""
+    """Most minutes between checkpoints: on a slow machine they come earlier than checkpoint_every."""
     keep_checkpoints: Count = 3
     """Number of newest checkpoints to keep."""
     keep_every: int = Field(default=0, ge=0, le=MOST)

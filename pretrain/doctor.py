@@ -23,7 +23,7 @@ class DoctorOptions(StrictConfig):
     run: Annotated[Path, POSITIONAL]
     """run folder"""
     objective: tuple[GivenObjective, ...] = ()
-    """sampler of the run, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
+    """sampler of the run, if not built in: FILE.py:CLASS or package.module:CLASS"""
 
 
 def main(options: DoctorOptions) -> int:

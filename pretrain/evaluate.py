@@ -22,7 +22,7 @@ class EvaluateOptions(StrictConfig):
     runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1)]
     """run folders; several are compared pairwise, with the first as baseline"""
     objective: tuple[GivenObjective, ...] = ()
-    """sampler of the runs, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
+    """sampler of the runs, if not built in: FILE.py:CLASS or package.module:CLASS"""
     steps: tuple[str, ...] = Field(default=("newest",), min_length=1)
     """checkpoints: newest, all, or step numbers"""
     data: Path | None = None

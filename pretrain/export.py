@@ -31,15 +31,15 @@ class ExportOptions(StrictConfig):
     out: Annotated[Path, POSITIONAL]
     """folder to write; must be empty or absent"""
     objective: tuple[GivenObjective, ...] = ()
-    """sampler of the run, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
+    """sampler of the run, if not built in: FILE.py:CLASS or package.module:CLASS"""
     step: int | None = None
     """step of the checkpoint to export (the newest)"""
     format: Literal["electra", "mpnet"] = "electra"
-    """mpnet: a stock MPNetModel without code of its own, if the model allows it"""
+    """mpnet: a stock MPNetModel that needs no custom code, if the model allows it"""
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
     """code of the text's language, for the model card"""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "unknown"
-    """licence that you give the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
+    """license that you give the model, for its card: an identifier of the hub, such as cc-by-sa-4.0 or other"""
 
 
 def main(options: ExportOptions) -> None:

@@ -15,7 +15,7 @@ from foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
 MOST_RUNS = 6
-"""Runs on one page; more colors could not be told apart."""
+"""Most runs on one page; more colors would be hard to distinguish."""
 
 
 class PageOptions(StrictConfig):
@@ -24,7 +24,7 @@ class PageOptions(StrictConfig):
     runs: Annotated[tuple[Path, ...], POSITIONAL, Field(min_length=1, max_length=MOST_RUNS)]
     """run folders; several are drawn on the same charts"""
     objective: tuple[GivenObjective, ...] = ()
-    """sampler of the runs, if in a file of its own: FILE.py:CLASS or package.module:CLASS"""
+    """sampler of the runs, if not built in: FILE.py:CLASS or package.module:CLASS"""
     output: Path | None = None
     """HTML file to write (FIRST RUN/page.html)"""
 

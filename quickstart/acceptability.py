@@ -15,7 +15,7 @@ INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
 
 
 def write_task(text: str, folder: Path) -> None:
-    """Writes train.tsv and dev.tsv of the task that is made of a text.
+    """Makes an acceptability task from a text: writes its train.tsv and dev.tsv.
 
     Raises:
         ConfigError: the text holds too few sentences.

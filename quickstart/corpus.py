@@ -90,21 +90,21 @@ def main(options: CorpusOptions) -> None:
 
 def sources() -> dict[str, Path]:
     """Returns the folder of each installed source of prose, by the source's name."""
-    found = {name: find_spec(name) for name in PACKAGES}  # reads no package, and finds those of environments below
+    found = {name: find_spec(name) for name in PACKAGES}  # imports nothing; also finds parent environments
     places = {name: spec.submodule_search_locations for name, spec in found.items() if spec}
     folders = {name: Path(next(iter(place))) for name, place in places.items() if place}
     return {"python": Path(sysconfig.get_paths()["stdlib"]), **folders}
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Returns the Python files below `folder`, sorted by relative path, without those in `SKIPPED_FOLDERS`."""
+    """Returns the Python files below `folder`, sorted by relative path, except in `SKIPPED_FOLDERS`."""
     relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
     kept = (path for path in relative if not SKIPPED_FOLDERS.intersection(path.parts))
     return [folder / path for path in sorted(kept, key=Path.as_posix)]
 
 
 def documents(files: Iterable[list[str]], seen: set[str]) -> Iterator[str]:
-    """Yields one document per file, given its paragraphs, one per line; skips those in `seen` and adds the new ones."""
+    """Yields one document per file, one paragraph per line; skips paragraphs in `seen` and adds new ones to it."""
     for paragraphs in files:
         fresh = [text for text in dict.fromkeys(paragraphs) if text not in seen]
         seen.update(fresh)

@@ -46,7 +46,7 @@ SECONDS = {
     "untrained encoder": 30,
     "report": 2,
 }
-"""Of the other stages, on two cores of an AMD EPYC of 2024 kept to AVX2."""
+"""Seconds of the other stages on two cores of an AMD EPYC of 2024, limited to AVX2."""
 
 
 class QuickstartOptions(StrictConfig):

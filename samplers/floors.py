@@ -44,7 +44,7 @@ class Floor(Detection):
 
     @abstractmethod
     def weigh(self, text: Shards) -> np.ndarray:
-        """Returns the weight of every token, [V]; those of special tokens are ignored."""
+        """Returns the weight of every token, [V]; weights of special tokens are ignored."""
 
     @cached_property
     def p_V(self) -> Tensor:

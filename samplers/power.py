@@ -15,7 +15,7 @@ LEAST_LOSS = 1e-6
 
 class HPLossPower(HPLoss):
     """HP_Loss with an exponent b on the estimated loss: 0 draws as ELECTRA, 1 as HP_Loss, 2 prefers hard tokens more,
-    -1 prefers easy ones. The sampling head learns as in HP_Loss, whatever the exponent.
+    -1 prefers easy ones. The sampling head learns as in HP_Loss, with any exponent.
     """
 
     title = "ELECTRA with replacements sampled by a power of the estimated loss"

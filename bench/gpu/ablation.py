@@ -1,4 +1,4 @@
-"""Stages b and c of `bench/gpu.py`: the machine's own rates, and a training step with each optimisation switched."""
+"""Stages b and c of `bench/gpu.py`: the machine's own rates, and a training step with each optimization toggled."""
 
 import gc
 import statistics

@@ -1,4 +1,4 @@
-"""Runs the parts of `bench/gpu.py` one after another, each for its time, and keeps what they found."""
+"""Runs the parts of `bench/gpu.py` one after another within their time limits, and keeps their results."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 
 def main(options: GpuOptions) -> int:
-    """Runs what is not finished, in order; returns 1 if anything failed."""
+    """Runs the unfinished parts in order; returns 1 if anything failed."""
     if options.data and not (options.data / "manifest.json").is_file():
         raise ConfigError(f"data: {options.data} has no manifest.json, expected shards from build_shards.py")
     options = with_whole_paths(options)
@@ -82,7 +82,7 @@ class Results:
 
 
 def in_order(parts: list[Part], results: Results) -> Iterator[Part]:
-    """Yields the parts that are not finished; last those that failed or used up their own time limit."""
+    """Yields the unfinished parts; parts that failed or used up their own time limit come last."""
     states = {part: results.of(part).get("state") for part in parts}
     yield from (part for part, state in states.items() if state not in ("finished", "failed", "too slow"))
     yield from (part for part, state in states.items() if state in ("failed", "too slow"))
@@ -162,7 +162,7 @@ def summary(options: GpuOptions, results: Results) -> int:
                 if item["outcome"] != "passed":
                     print(f"     {name}: {item['outcome']} {item.get('reason', '')}".rstrip())
     if "unfinished" in states or "too slow" in states:
-        print("unfinished: run the same command again to go on")
+        print("unfinished: run the same command again to continue")
     return int("failed" in states)
 
 

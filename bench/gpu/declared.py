@@ -42,7 +42,7 @@ class Stream(torch.cpu.Stream):
 
 
 class AsynchronousCPU(CPUWithFp16):
-    """One that also claims streams; it counts how many are made, and how often the host waits for the device."""
+    """A CPU that also declares streams; counts the streams made and the host's waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()

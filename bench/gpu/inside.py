@@ -1,10 +1,10 @@
-"""The parts of `bench/gpu.py` that run in a process of their own, by name."""
+"""The parts of `bench/gpu.py` that run in their own process, by name."""
 
 from bench.gpu.parts import GpuOptions
 
 
 def run_inside(name: str, options: GpuOptions) -> int:
-    """Runs a part in this process; returns 1 if it failed. What it has found is kept in its file all along."""
+    """Runs a part in this process; returns 1 if it failed. Its results so far are always in its file."""
     kind, _, shape = name.partition(" ")
     product = options.product(name)
     match kind:

@@ -34,7 +34,7 @@ def run_items(items: Mapping[str, Item], product: Path) -> int:
 
 
 def outcome(item: Item) -> Figures:
-    """Runs an item; returns its outcome with its figures, or with the reason it was skipped or failed."""
+    """Runs an item; returns its outcome with its results, or with the reason it was skipped or failed."""
     try:
         return {"outcome": "passed", **item()}
     except SkippedError as reason:

@@ -1,4 +1,4 @@
-"""The parts of `bench/gpu.py` by stage, in the order of their worth: each is one process with a time limit."""
+"""The parts of `bench/gpu.py` by stage, the most valuable first: each is one process with a time limit."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ CONTENDERS = {
     "cuda": (("hp_loss", "eager", "compiled"), ("hp_loss", "electra", "eager", "compiled"), ("hp_loss",), ("hp_loss",)),
     "cpu": (("hp_loss", "electra", "eager"),),  # compiling takes a minute
 }
-"""By shape, in the order in which they run, one after another: together they would not fit the memory of a GPU."""
+"""Contenders for each shape, in order; they run one after another because a GPU's memory would not hold them all."""
 GPU_TESTS = ("tests/gpu", "tests/pretrain/engine/test_graphs.py", "tests/pretrain/training/test_telemetry.py")
 LIMIT = 540
 """Time limit of the study, and of any part on a CPU, which is slow."""
@@ -50,7 +50,7 @@ class GpuOptions(StrictConfig):
     stages: tuple[Stage, ...] = tuple(STAGES)
     """a checks, b steps, c ablation, d profile, e training, f study; always in this order"""
     minutes: float = Field(9, gt=0)
-    """time limit of this call; the next one goes on"""
+    """time limit of this call; the next one continues"""
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu rehearses on tiny shapes; its timings mean nothing"""
     data: Path | None = None
@@ -70,7 +70,7 @@ class GpuOptions(StrictConfig):
 
 
 class Part(NamedTuple):
-    """A part of a stage: a process that may be ended at its limit, and goes on in the next call."""
+    """A part of a stage: a process that may be stopped at its time limit and continues in the next call."""
 
     stage: Stage
     name: str

@@ -4,8 +4,8 @@
 
 Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies, LayerNorm's with
 dropout. A spill is a register's value kept in memory for a while. Of attention's loops, the instructions of all threads
-are divided by the scores of a tile, and so are those that compute an exponential: one is needed. The loops are those
-over far tiles, near ones and the last, where it has padding.
+are divided by the number of scores in a tile, and so are the exponentials, of which one is needed. The loops run over
+far tiles, near ones and the last, where it has padding.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ TYPES = {
     "place_RN": "*i32",
     **dict.fromkeys(("least", "eps"), "fp32"),
 }
-"""Types of the parameters other than those of the model's precision, and sizes."""
+"""Types of the parameters that are neither in the model's precision nor sizes."""
 SIZES = ("B", "L", "N", "span", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
 LAUNCH = ("num_warps", "num_stages")
 VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}
@@ -60,7 +60,7 @@ VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes"
 
 
 class RegisterOptions(StrictConfig):
-    """The command line of `gpu_registers.py`."""
+    """The command line of `gpu/registers.py`."""
 
     head_sizes: tuple[int, ...] = ()
     """compile attention's kernels for heads of these sizes, in half precision"""

@@ -22,7 +22,7 @@ from pretrain.training.run_folder import CHECKPOINTS
 from pretrain.training.run_log import read_records
 
 CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
-"""fp32 at stage 0 needs no DeepSpeed; fp16 on a CPU is that of `bench.gpu.declared`, with streams as on a GPU."""
+"""fp32 at stage 0 needs no DeepSpeed; on a CPU, `bench.gpu.declared` provides fp16, with streams as on a GPU."""
 SIZES = {"cuda": ("small", 128), "cpu": ("tiny", 8)}
 ZERO_SIZES = {"cuda": ("base", 32), "cpu": ("tiny", 8)}
 """Preset and batch size."""
@@ -45,7 +45,7 @@ CURVE = (
     *("step", "generator_loss", "sampler_loss", "discriminator_loss", "discriminator_entropy", "accuracy_masked"),
     *("auc_all", "loss_scale", "skipped", "gradient_norm", "tokens_per_second", "gpu_memory_gb"),
 )
-"""What is kept of a training record."""
+"""Fields of a training record that are kept."""
 POLL_SECONDS = 0.05
 
 
@@ -143,13 +143,13 @@ def same_bits(options: GpuOptions, precision: str) -> Figures:
     if resumed.digest() != once.digest():
         again.finish()
         repeats = again.digest() == once.digest()
-        raise AssertionError(f"the resumed run ends with other bits, a repetition with the same: {repeats}; {figures}")
+        raise AssertionError(f"the resumed run ends with different bits; reruns agree: {repeats}; {figures}")
     assert not fp16 or 0 < last["skipped"] < steps, f"no overflow, or nothing else: {figures}"
     return {**figures, "sha256": once.digest()}
 
 
 def zero(options: GpuOptions, product: Path) -> int:
-    """Checks the losses of each way to save memory against those of ZeRO 1, and their memory against the estimate."""
+    """Compares each way to save memory with ZeRO 1 by its losses, and with the estimate by its memory."""
     size, steps = ZERO_SIZES[options.device], ZERO_STEPS[options.device]
     runs = {name: Run(options, f"zero {name}", "fp16", size, steps, *settings) for name, settings in WAYS.items()}
     for run in runs.values():
@@ -190,7 +190,7 @@ def memory_as_estimated(run: Run) -> Figures:
 
 
 def training(options: GpuOptions, precision: str, product: Path) -> int:
-    """Trains a run, which goes on where it was killed on this machine, and keeps its curve all along."""
+    """Trains a run, resuming it if it was killed on this machine; its curve is saved throughout."""
     steps = TRAINING_STEPS[options.device]
     often = f"checkpoint_every={max(1, steps // 4)}"
     run = Run(options, f"training {precision}", precision, SIZES[options.device], steps, often)

@@ -23,7 +23,7 @@ PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
 
 
 class Plainly:
-    """Inside the `with` block, models use operations in plain PyTorch, in place of all others or those of a module."""
+    """Inside the `with` block, plain PyTorch replaces all faster operations, or only the operations of `module`."""
 
     def __init__(self, module: str | None = None) -> None:
         fast = {name: vars(ops)[name] for name in PLAIN}

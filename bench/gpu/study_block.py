@@ -1,6 +1,6 @@
-"""Stage f of `bench/gpu.py`: cells of a study, trained on shards that travelled along.
+"""Stage f of `bench/gpu.py`: cells of a study, trained on shards that are copied along.
 
-Only finished cells travel between machines: a checkpoint is too large. On the same machine a killed run goes on. Text,
+Only finished cells move between machines: a checkpoint is too large. On the same machine a killed run resumes. Text,
 GLUE and BLiMP stay behind: each cell is crossed with the reference, as in the study, and no probe is fine-tuned.
 """
 
@@ -50,7 +50,7 @@ def study_block(options: GpuOptions, product: Path) -> int:
 
 
 def block(options: GpuOptions) -> Study:
-    """Returns the study at the scale of this machine, without the measures whose data does not travel."""
+    """Returns the study at the scale of this machine, without the measures whose data is not copied along."""
     assert options.data
     manifest, study = load_manifest(options.data), read_study(options.study).scaled(options.study_scale)
     changes = {"blimp": False, "probes": (), "vocab_size": manifest.vocab_size, "seq_length": manifest.seq_length}

@@ -63,7 +63,7 @@ class CellResult(StrictRecord):
     row: str
     seed: int
     conditions: dict[str, Any]
-    """What must be equal in all cells of a report."""
+    """The part of the study that must be equal in all cells of a report."""
     data_sha256: str
     """The shards' `content_sha256`: equal for all cells of a study."""
     commit: str | None
@@ -76,7 +76,7 @@ class CellResult(StrictRecord):
     numbers: dict[str, float | None]
     """Each measure, and further numbers of the run, by name."""
     examples: dict[str, dict[str, Packed]]
-    """Per measure or group of measures: columns of its examples."""
+    """Columns of the examples of each measure or group of measures."""
     jobs: tuple[JobRecord, ...]
 
 
@@ -92,12 +92,12 @@ def conditions(study: Study, row: Row) -> dict[str, Any]:
 
 
 def is_finished(cell: CellResult, study: Study) -> bool:
-    """Returns whether a cell has the numbers of every probe; it lacks those that the study's file was given later."""
+    """Returns whether a cell has the numbers of every probe; some may have been added to the study since it ran."""
     return all(probe.measure in cell.numbers for probe in study.probes)
 
 
 def content_sha256(shards: Path) -> str:
-    """Checksum of a folder's tokenizer, shards and held-out shards, whatever versions built them."""
+    """Checksum of a folder's tokenizer, shards and held-out shards; independent of the versions that built them."""
     manifests = load_manifest(shards), load_manifest(shards / "held_out")
     content = [(manifest.tokenizer_sha256, [shard.written for shard in manifest.shards]) for manifest in manifests]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -215,7 +215,7 @@ def unigram_entropy(shards: Path) -> float:
 
 
 def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, Packed]]:
-    """Returns the per cent of minimal pairs that the discriminator has right, in all and by field, and each pair's."""
+    """Returns the percentage of minimal pairs scored right, overall and by field, and the result of each pair."""
     scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))
     numbers = {f"BLiMP {field}": value[0] for field, value in scores["field"].items()}
     with np.load(folder / "blimp.npz") as file:
@@ -269,6 +269,6 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
     if len(data) > 1:
         raise ConfigError(
             f"results: cells in {results} were trained on different shards ({' and '.join(data.values())});"
-            " keep those of one text"
+            " keep cells that were trained on the same text"
         )
     return found

@@ -1,4 +1,4 @@
-"""The commands of a study, as a user would type them: shards once, then those of each run and cell."""
+"""The commands of a study, as a user would type them: one for the shards, then one or more for each run and cell."""
 
 import shlex
 from collections.abc import Iterator

@@ -27,7 +27,7 @@ class Effect(NamedTuple):
     seeds: tuple[int, ...]
     """Seeds that both rows have."""
     passed: bool
-    """Whether all of these cells pass the gates."""
+    """Whether the cells of both rows pass the gates for all these seeds."""
 
 
 def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resampled:

@@ -33,7 +33,7 @@ class Row(StrictConfig):
     steps: int | None = Field(default=None, ge=2)
     """optimizer steps instead of the study's, for as many FLOPs as another row"""
     has_generator: bool = True
-    """false without a generator of its own: no gate on its MLM loss, no distance from the oracle"""
+    """false if the row trains no generator: no gate on the MLM loss, no distance from the oracle"""
 
     @model_validator(mode="after")
     def _is_one_objective(self) -> Self:

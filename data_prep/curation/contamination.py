@@ -101,7 +101,7 @@ def make_index(given: Sequence[str], n: int) -> Index | None:
                 examples.append((one.name, example.place))
     if not texts:
         raise ConfigError(
-            f"decontaminate_ngram: got {n}, but no text of {' '.join(given)} has so many words; give less"
+            f"decontaminate_ngram: got {n}, but no text of {' '.join(given)} has so many words; give a smaller n"
         )
     numbers, starts = np.concatenate(texts), np.cumsum([0, *map(len, texts)])
     keys = _keys(numbers, n)

@@ -33,7 +33,7 @@ class Example(NamedTuple):
     """One text of an evaluation set."""
 
     place: str
-    """Its file, and the number of its line or, in JSON, its number among the texts."""
+    """The file, and the text's line number or, in JSON, its number among the texts."""
     text: str
 
 
@@ -42,7 +42,7 @@ class EvaluationSet(NamedTuple):
 
     name: str
     sha256: str
-    """Of its files, with their names and fields."""
+    """SHA-256 of the set's files, their names and fields."""
     examples: list[Example]
 
 
@@ -140,7 +140,7 @@ def _texts(file: str, content: bytes, fields: tuple[str, ...], found: set[str]) 
 
 
 def _strings(value: Any, fields: tuple[str, ...], wanted: bool, found: set[str]) -> Iterator[str]:
-    """Yields the strings in a JSON value, at any depth: all if `wanted`, else those below keys in `fields`.
+    """Yields the strings in a JSON value, at any depth: all if `wanted`, else only strings below keys in `fields`.
 
     Adds the keys above each string to `found`.
     """

@@ -67,7 +67,7 @@ def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | N
 
 
 def _sources(task: GlueTask, data_dir: str, split: str, *, labelled: bool = True) -> list[Source]:
-    """Opens the files of a split; refuses a missing one if it should be labelled, else returns none."""
+    """Opens the files of a split; refuses a missing one if it should be labeled, else returns none."""
     if labelled and (problem := missing_from(task, data_dir, split)):
         raise ConfigError(f"data_dir: {problem}; expected GLUE's {split}.tsv, or .jsonl or .parquet, or --data_dir hub")
     if dataset := _hub_dataset(data_dir):

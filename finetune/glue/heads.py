@@ -1,7 +1,7 @@
 """The heads for classification and regression on [CLS].
 
 `electra` is google-research/electra's: dropout and one dense layer. `hf` is Hugging Face's `ElectraClassificationHead`,
-for comparisons: a dense layer with GELU comes first, with dropout of its own.
+for comparisons: a dense layer with GELU and its own dropout comes first.
 Shape letters: B batch, L length, H hidden size, C outputs, X rows of zeros.
 """
 

@@ -30,9 +30,9 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True, kw_only=True)
 class GlueJob(Job):
-    """A GLUE task with its tokenised examples; `tests` are keyed by the path of their predictions in the run's folder.
+    """A GLUE task with its tokenized examples; `tests` are keyed by the path of their predictions in the run's folder.
 
-    Targets and predictions of a regression are fractions of the highest score, whatever the model learns.
+    Targets and predictions of a regression are fractions of the highest score, with any model.
     """
 
     task: GlueTask
@@ -115,7 +115,7 @@ class GlueJob(Job):
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:
-    """Tokenises a task's examples; returns them as a job."""
+    """Tokenizes a task's examples; returns them as a job."""
     features = partial(tokenize_examples, tokenizer=tokenizer, max_length=settings.max_length)
     train = data.train
     if settings.both_orders and task.unordered:
@@ -133,7 +133,7 @@ def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfi
 
 
 def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: int) -> Features:
-    """Tokenises the examples, each a text or a pair; too long a pair loses pieces from the longer text's end."""
+    """Tokenizes the examples, each a text or a pair; pieces are cut from the end of the longer text if needed."""
     columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
     encoded = tokenizer(
         *columns,
@@ -146,10 +146,10 @@ def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: i
 
 
 def select(options: GlueOptions) -> list[GlueTask]:
-    """Returns the tasks asked for by name or, for `all`, those that the data folder has; prints a line per other task.
+    """Returns the tasks named or, for `all`, the tasks in the data folder; prints a line per missing task.
 
     Raises:
-        ConfigError: a name is not that of a task, or `all` was given, but the folder has none of the tasks.
+        ConfigError: a name is not a task's, or `all` was given, but the folder has none of the tasks.
     """
     tasks = select_tasks(options.task)
     if "all" not in map(str.lower, options.task):

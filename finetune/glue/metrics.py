@@ -39,7 +39,7 @@ def is_constant(predicted: np.ndarray) -> bool:
 
 
 def submission(task: GlueTask, indices: Iterable[str], predicted: np.ndarray) -> str:
-    """Returns a submission as TSV: class numbers become GLUE's words, fractions of the highest score, scores."""
+    """Returns a submission as TSV: class numbers become GLUE's label names; fractions become scores."""
     labels = [
         task.classes[int(value)] if task.classes else f"{task.max_score * min(max(value, 0.0), 1.0):.3f}"
         for value in predicted.tolist()

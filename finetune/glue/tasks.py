@@ -148,7 +148,7 @@ class TaskData(NamedTuple):
     train: list[Example]
     dev: dict[str, list[Example]]
     tests: dict[str, ExampleSet] = {}
-    """By file of a submission; most have no labels."""
+    """Test sets by submission file; most have no labels."""
     left_out: dict[str, int] = {}
     """Number of malformed rows left out, by source."""
 
@@ -171,7 +171,7 @@ def select_tasks(names: Iterable[str]) -> list[GlueTask]:
     """Returns the tasks of these names, upper or lower case; `all` means every task.
 
     Raises:
-        ConfigError: a name is not that of a task.
+        ConfigError: a name is not a task's.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
     names = list(names)

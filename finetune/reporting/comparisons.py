@@ -37,15 +37,15 @@ class Difference(NamedTuple):
     """Seeds that both models were run with, under their best settings."""
     mean: float
     p: float | None
-    """From the paired permutation test over seeds; none for fewer than two."""
+    """p-value of the paired permutation test over seeds; none for fewer than two seeds."""
     interval: tuple[float, float] | None
-    """95%, from the paired bootstrap over examples; none without their predictions."""
+    """95% interval from the paired bootstrap over examples; none without predictions."""
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
     """Yields the difference of every two models in every column, if they share data and at least one seed.
 
-    Checkpoints are compared with those of the same pre-training step only.
+    Checkpoints are compared only with checkpoints of the same pre-training step.
 
     `outputs` are the folders that may hold the runs' predictions.
     """
@@ -85,7 +85,7 @@ def _interval(
 def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples | None:
     """Loads a run's answers to the examples of a column's split; `None` if no folder has them.
 
-    Also `None` for scores at the best threshold, which would have to be chosen anew for each resample.
+    Also `None` for scores at the best threshold, which would have to be chosen again for each resample.
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
@@ -182,8 +182,8 @@ def _ranks(values: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
 
 def _correlation(x_XN: np.ndarray, y_XN: np.ndarray, count_RN: np.ndarray) -> np.ndarray:
     """Pearson correlation; 0 where a side is constant."""
-    centred = (values_XN - values_XN.mean(-1, keepdims=True) for values_XN in (x_XN, y_XN))  # against cancellation
-    return np.nan_to_num(pearson(np.stack([(column_XN * count_RN).sum(-1) for column_XN in moments(*centred)])))
+    centered = (values_XN - values_XN.mean(-1, keepdims=True) for values_XN in (x_XN, y_XN))  # against cancellation
+    return np.nan_to_num(pearson(np.stack([(column_XN * count_RN).sum(-1) for column_XN in moments(*centered)])))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ LEAST_SPAN = 4
 
 
 def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
-    """Draws one panel per column, each with its own scale; a model has the same colour and place in all panels."""
+    """Draws one panel per column, each with its own scale; a model has the same color and place in all panels."""
     names = list(dict.fromkeys(row.name for row in rows))
     sweep = any(row.step is not None for row in rows)
     chosen = [(table, column) for table in tables for column in table.columns]
@@ -45,7 +45,7 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
         _draw_paper(axes, rows, table, column)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
-    figure.supylabel("dev score, per cent", fontsize="medium")
+    figure.supylabel("dev score, percent", fontsize="medium")
     if sweep:
         figure.supxlabel("pre-training step", fontsize="medium")
     legends = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
@@ -54,10 +54,10 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
     return figure
 
 
-def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | None, colour: tuple[float, ...]) -> None:
-    """Draws a model's seeds and median at its place, or those of a run's checkpoints at their steps.
+def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | None, color: tuple[float, ...]) -> None:
+    """Draws the seeds and median of a model at its place, or of a run's checkpoints at their steps.
 
-    In a figure of checkpoints, a model that is none has no place: its median is a line across.
+    In a figure of checkpoints, any other model has no place: its median is a line across.
     """
     medians: dict[float, float] = {}
     for row in rows:
@@ -65,13 +65,13 @@ def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | No
             continue
         x = place if row.step is None else row.step
         if x is None:
-            axes.axhline(cell.median, linewidth=1, color=colour, label=row.name)
+            axes.axhline(cell.median, linewidth=1, color=color, label=row.name)
             continue
         for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
-            axes.plot(x, score, "X" if collapsed else "o", alpha=0.5, color=colour, zorder=3)
+            axes.plot(x, score, "X" if collapsed else "o", alpha=0.5, color=color, zorder=3)
         medians |= dict.fromkeys((x - 0.4, x + 0.4) if row.step is None else (x,), cell.median)
     if medians:
-        axes.plot(list(medians), list(medians.values()), linewidth=2, color=colour, label=rows[0].name)
+        axes.plot(list(medians), list(medians.values()), linewidth=2, color=color, label=rows[0].name)
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:

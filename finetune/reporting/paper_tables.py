@@ -1,7 +1,7 @@
 """The report's columns, each a dev split and metric of a task, and the paper's results under them.
 
 Source: "Learning to Sample Replacements for ELECTRA Pre-Training" (Findings of ACL 2021), its results of small and of
-base models: dev sets, medians over five seeds, per cent.
+base models: dev sets, medians over five seeds, percent.
 """
 
 from collections.abc import Iterator

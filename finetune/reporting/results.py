@@ -26,7 +26,7 @@ OFFICIAL_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Cell:
-    """One model in one column: a score per seed, in per cent, under the model's best setting (see `make_cell`)."""
+    """One model in one column: a score per seed, in percent, under the model's best setting (see `make_cell`)."""
 
     scores: tuple[float, ...]
     records: tuple[RunRecord, ...]
@@ -56,7 +56,7 @@ class Row:
     size: ModelSize
     cells: dict[str, Cell]
     collapsed: tuple[RunRecord, ...]
-    """Every collapsed run, whatever its setting."""
+    """Every collapsed run, with any setting."""
 
     @property
     def label(self) -> str:
@@ -67,7 +67,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
     """Reads the records in these folders or files, each run once.
 
     Raises:
-        ConfigError: a path has no results, or those of an unknown task or without its score.
+        ConfigError: a path has no results, or a result has an unknown task or lacks the task's score.
     """
     records: dict[str, RunRecord] = {}
     for path in paths:
@@ -93,7 +93,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
     """Returns one row per model, trained or with random weights, in order of appearance; a run's checkpoints by step.
 
-    A model is labelled by its first name.
+    A model is labeled by its first name.
     """
     models: dict[tuple[str, bool], list[RunRecord]] = {}
     for record in records:
@@ -124,7 +124,7 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
     Returns `None` for a model without scores in the column, such as NoAns on a dev set of answerable questions only.
 
     Raises:
-        ConfigError: the runs used different data, which no median may mix.
+        ConfigError: the runs used different data, so a median over them means nothing.
     """
     of_task = (record for record in runs if record.run.task == column.task)
     records = [record for record in of_task if column.metric in record.last.get(column.split, {})]
@@ -132,8 +132,8 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
         return None
     if len({record.run.data_sha256 for record in records}) > 1:
         raise ConfigError(
-            f"runs: those of {records[0].model} used different {column.task} data, which share no median; report them"
-            " separately"
+            f"runs: the runs of {records[0].model} used different {column.task} data, so they have no common median;"
+            " report them separately"
         )
     by_setting: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -152,5 +152,5 @@ def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
 
 
 def scores_of(records: Iterable[RunRecord], split: str, metric: str) -> tuple[float, ...]:
-    """Returns each run's score after its last epoch, in per cent."""
+    """Returns each run's score after its last epoch, in percent."""
     return tuple(100 * record.last[split][metric] for record in records)

@@ -10,7 +10,7 @@ from finetune.reporting.results import Cell, Row
 from foundation.markdown_table import markdown_table
 
 SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
-"""Those that the paper's grid varies; others are shown where the runs vary them."""
+"""The settings that the paper's grid varies; others are shown where the runs vary them."""
 
 
 def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".") -> str:
@@ -78,7 +78,7 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     titles = {column.title for table in tables for column in table.columns}
     left_out = {file: count for cell in cells for run in cell.records for file, count in run.left_out.items()}
     listed = ", ".join(f"{count} of {file}" for file, count in left_out.items())
-    lines = ["Dev sets, per cent: **median** (lowest–highest; number of seeds), after the last epoch."]
+    lines = ["Dev sets, percent: **median** (lowest–highest; number of seeds), after the last epoch."]
     wanted = {
         "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run "
         "still counts.": any(any(cell.collapsed) for cell in cells),

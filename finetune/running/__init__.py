@@ -1,1 +1,1 @@
-"""Runs of fine-tuning, whatever the task: a model trained and resumed, and the record it leaves."""
+"""Fine-tuning runs of any task: training and resuming a model, and the record of the run."""

@@ -50,7 +50,7 @@ class HuggingFaceModel(NamedTuple):
     config: Mapping[str, Any]
     """Settings for `config.json` besides the encoder's, such as the labels."""
     pipeline: str
-    """Its task on the hub."""
+    """The task's name on Hugging Face's hub."""
     example: str
     """Python code that uses it; `{code}` becomes the argument that allows the folder's code to run."""
 
@@ -127,8 +127,8 @@ class LoadedTask(NamedTuple):
     data_sha256: str
     """Digest of the training and dev examples."""
     settings: Callable[[int, int, dict[str, Any]], Settings]
-    """From the model's hidden size and positions, and the settings given on the command line."""
+    """Makes the settings from the model's hidden size and positions, and the settings on the command line."""
     make_job: Callable[[Any, Any], Job]
-    """From a tokenizer and the settings of a run."""
+    """Makes the job from a tokenizer and the settings of a run."""
     files: Sequence[str] = ()
     """Paths, in a finished run's folder, of its predictions of test sets."""

@@ -100,7 +100,7 @@ Seed {run.seed}, {record.train_examples:,} training examples, after the last epo
 
 
 def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecord]:
-    """Returns the records, among those of one setting, whose models are kept.
+    """Returns the records whose models are kept, among the records of one setting.
 
     The score is the task's first metric on its first dev split after the last epoch. The median of an even number is
     the lower of the middle two; at equal scores, the later seed counts as lower.

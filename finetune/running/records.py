@@ -65,7 +65,7 @@ KINDS: dict[str, type[FinetuneConfig]] = {"tagging": TaggingConfig, "GLUE": Glue
 def kind_of(settings: Any) -> str:
     """Returns the kind of task whose fields the settings have, so that only its class checks and reports them.
 
-    The fields of the first kind are those that all kinds have.
+    The first kind has only the fields that all kinds share.
     """
     names = dict(settings) if isinstance(settings, dict | FinetuneConfig) else {}
     return max(KINDS, key=lambda kind: len(KINDS[kind].model_fields.keys() & names.keys()))
@@ -99,7 +99,7 @@ class RunRecord(StrictConfig):
 
     run: RunIdentity
     model: FileName
-    """As named on the command line."""
+    """The model's name on the command line."""
     step: int | None = None
     """The model is the checkpoint of the run `model` at this pre-training step; none for an exported model."""
     model_size: ModelSize

@@ -1,4 +1,4 @@
-"""The queue of a launch: does the runs that are asked for and not done yet, one after another.
+"""The queue of a launch: does the requested runs that are not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
 from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `kept.py` keeps the models.
@@ -135,7 +135,7 @@ class Queue:
         return self.world.share(self.find_unfinished(self.runs) if self.world.is_first else None)
 
     def find_unfinished(self, runs: Sequence[RunIdentity]) -> list[int]:
-        """Returns the places in `runs` of those that lack a record in the output folder, or one of their files."""
+        """Returns the places in `runs` of the runs that lack a record in the output folder, or one of their files."""
         done = {record.run for record in read_records(self.output / FILE_NAME)}
         folders = [self.output / PREDICTIONS / run.folder_name() for run in runs]
         return [

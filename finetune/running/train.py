@@ -60,10 +60,10 @@ class RunState:
 
 
 class Saving(NamedTuple):
-    """What is saved of a run, and when."""
+    """How a run is saved: where, when, and whether with its weights."""
 
     folder: Path
-    """Of its checkpoints."""
+    """The folder of the run's checkpoints."""
     stop: Callable[[], bool]
     """Returns True if this rank was asked to stop; the run is then saved too."""
     every: int = CHECKPOINT_EVERY
@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     weights: Mapping[str, Tensor]
-    """The trained weights in fp32, on the first rank, if they were asked for; none if the run diverged."""
+    """The trained weights in fp32, on the first rank, if requested; none if the run diverged."""
 
 
 def train(

@@ -18,7 +18,7 @@ from finetune.tokens import Features
 MARKS = regex.compile(r"\p{Mn}*")
 """Combining marks."""
 TEXTS_AT_ONCE = 1_000
-"""Texts tokenised per call: the offsets are Python objects, ten times the size of the arrays made of them."""
+"""Texts tokenized per call: the offsets are Python objects, ten times the size of the arrays made of them."""
 
 
 class Pieces(NamedTuple):

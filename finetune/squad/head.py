@@ -121,7 +121,7 @@ class IndependentSpanHead(nn.Module):
 
 
 class QuestionAnswerer(nn.Module):
-    """The model for SQuAD: encoder and span head; targets are those of `features.Windows`."""
+    """The model for SQuAD: encoder and span head; targets as in `features.Windows`."""
 
     def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
 
 
 def initialize(kind: HeadKind, *layers: nn.Linear) -> None:
-    """Initialises layers as the parts of one matrix, side by side; biases start at 0."""
+    """Initializes layers as the parts of one matrix, side by side; biases start at 0."""
     limit = math.sqrt(6 / (sum(layer.in_features for layer in layers) + layers[0].out_features))
     for layer in layers:
         if kind.initializer_range:

@@ -144,7 +144,7 @@ def make_job(version: SquadVersion, data: SquadData, tokenizer: Any, settings: S
 
 
 def fractions(scores: dict[str, float]) -> dict[str, float]:
-    """Returns those of the official metrics that are scores, as fractions of 1."""
+    """Returns the official metrics that are scores, as fractions of 1."""
     return {name: value / 100 for name, value in scores.items() if not name.endswith(("total", "thresh"))}
 
 
@@ -201,9 +201,9 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
 
 
 def select(options: SquadOptions) -> list[SquadVersion]:
-    """Returns the release of SQuAD that is asked for.
+    """Returns the chosen release of SQuAD.
 
-    A list like every command's, since GLUE's may be of nine tasks.
+    It is a list, as for every command: GLUE's may have nine tasks.
     """
     return [VERSIONS[options.version]]
 

@@ -1,6 +1,6 @@
 """SQuAD's exact match and F1, equal to the official evaluations to the last digit.
 
-The definition is that of Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
+The definitions are from Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
 answers) and 2018 (a question without answer is answered by the empty text; thresholds on a null score). Sums run in
 the official order and round at every addition, which `sum` of Python 3.12 and later no longer does.
 """
@@ -45,7 +45,7 @@ def evaluate(
     null_scores: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """Returns SQuAD 2.0's metrics, in per cent and under their official names, of one predicted text per question id.
+    """Returns SQuAD 2.0's metrics, in percent and under their official names, of one predicted text per question id.
 
     Given `null_scores`, a question whose score lies above `threshold` counts as answered by the empty text, and
     `best_exact` and `best_f1` are the scores under the thresholds that suit each best. (1 is the official default,
@@ -81,7 +81,7 @@ def best_threshold(metrics: Mapping[str, float]) -> float:
 
 
 def evaluate_squad1(questions: Sequence[Question], predicted: Mapping[str, str]) -> dict[str, float]:
-    """Returns SQuAD 1.1's official metrics, in per cent, of one predicted text per question id.
+    """Returns SQuAD 1.1's official metrics, in percent, of one predicted text per question id.
 
     Raises:
         KeyError: a question without a prediction.
@@ -123,7 +123,7 @@ def _summary(final: Mapping[str, Scores], chosen: Collection[str]) -> dict[str, 
 def _best_threshold(
     scores: Scores, answerable: Mapping[str, bool], predicted: Mapping[str, str], null_scores: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Returns the best score over all thresholds, in per cent, and the lowest threshold that reaches it.
+    """Returns the best score over all thresholds, in percent, and the lowest threshold that reaches it.
 
     Starting from "nothing is answered", answers are added one by one in the order of their null scores.
     """

@@ -41,7 +41,7 @@ class TaggedFeatures(NamedTuple):
 
 
 def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
-    """Yields ranges of words, each as many as fit in `capacity` pieces; a word longer than that is by itself."""
+    """Yields ranges of words, each as many as fit in `capacity` pieces; a longer word is its own range."""
     first = used = 0
     for place, size in enumerate(sizes):
         if used and used + size > capacity:
@@ -55,10 +55,10 @@ def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
 def tokenize_sentences(
     sentences: Sequence[Sentence], classes: Mapping[str, int], tokenizer: Any, max_length: int
 ) -> TaggedFeatures:
-    """Tokenises every sentence, in several parts if it exceeds `max_length`: each word is in one part.
+    """Tokenizes every sentence; one longer than `max_length` becomes several parts, with each word in one part.
 
-    Parts are cut between words; of a word longer than a part, the first pieces are kept. A label that is not among
-    `classes` occurs in no training file, and its target only marks the position.
+    A word longer than a part keeps its first pieces. A label outside `classes` does not occur in the training file; its
+    target only marks the position.
     """
     capacity = max_length - SPECIAL_TOKENS
     encoded = tokenizer(

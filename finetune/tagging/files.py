@@ -48,7 +48,7 @@ class Sentence(NamedTuple):
 
 
 class TaggingData(NamedTuple):
-    """The sentences of each file; no test sentences unless they were asked for."""
+    """The sentences of each file; test sentences only if requested."""
 
     train: list[Sentence]
     dev: list[Sentence]
@@ -75,7 +75,7 @@ def select_task(name: str) -> TaggingTask:
 
 
 def load_tagging(task: TaggingTask, data_dir: Path, *, test: bool = False) -> TaggingData:
-    """Reads the training and dev files of a folder, and the test file where it is asked for.
+    """Reads the training and dev files of a folder, and the test file if requested.
 
     Raises:
         ConfigError: a file is missing or malformed.

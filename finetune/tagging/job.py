@@ -34,7 +34,7 @@ MAJORITY = "label_of_words_without_pieces"
 
 @dataclass(frozen=True, kw_only=True)
 class TaggingJob(Job):
-    """A token classification task with its tokenised sentences."""
+    """A token classification task with its tokenized sentences."""
 
     task: TaggingTask
     classes: tuple[str, ...]
@@ -53,7 +53,7 @@ class TaggingJob(Job):
     def losses(self, output_BLC: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy summed over the words of each feature, in units of the mean number of words.
 
-        So every word weighs the same, whatever sentence it is in, and an epoch's mean is the loss per word.
+        So every word weighs the same in sentences of any length, and an epoch's mean is the loss per word.
         """
         targets_BL = batch.target_B.long()
         losses_BL = F.cross_entropy(output_BLC.transpose(1, 2), targets_BL, reduction="none", ignore_index=IGNORED)
@@ -104,7 +104,7 @@ class TaggingJob(Job):
 
 
 def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: FinetuneConfig) -> TaggingJob:
-    """Tokenises a task's sentences; returns them as a job."""
+    """Tokenizes a task's sentences; returns them as a job."""
     counts = Counter(label for sentence in data.train for label in sentence.labels)
     classes = tuple(sorted(counts))
     numbers = {label: number for number, label in enumerate(classes)}
@@ -130,7 +130,7 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
 
 
 def select(options: TaggingOptions) -> list[TaggingTask]:
-    """Returns the task asked for by name.
+    """Returns the task named in the options.
 
     Raises:
         ConfigError: as `select_task`.

@@ -20,7 +20,7 @@ def score(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, flo
 
 
 def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, list[int]]:
-    """Counts each sentence's entities or words: `wanted` by the target, `found` in the prediction, `matched` in both.
+    """Counts each sentence's entities or words: `wanted` in the target, `found` in the prediction, `matched` in both.
 
     The scores follow from their sums: precision is matched / found, recall and accuracy are matched / wanted.
     """

@@ -114,7 +114,7 @@ def weighted_loss(observations: Observations) -> dict[str, Resampled]:
     """Returns the importance-sampling estimate of E_{p_G}[L_D] at masked positions: each sample is weighted by p_G over
     the probability it was drawn with.
 
-    `variance` is that of a single sample; `effective_share` is Kish's effective sample size over the number of samples.
+    `variance` is of a single sample; `effective_share` is Kish's effective sample size over the number of samples.
     """
     weight = observations.ratio.astype(np.float64)
     values = weight * observations.actual_loss

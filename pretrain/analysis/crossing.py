@@ -14,7 +14,7 @@ positions with the same uniforms (paper, appendix: each discriminator under p_G 
 
 `crossing.npz` holds `sums` [entries, columns, sequences]: `sequence_sums` of each entry, in order.
 
-RUN is a run folder as given, `step` that of the sampler. A run without a sampling head has no p_S: it samples from p_G.
+RUN is a run folder as given, `step` the sampler's step. A run without a sampling head has no p_S: it samples from p_G.
 `auc_all` is over all positions, as are the losses; `auc_masked` is over masked positions. In a difference, A comes
 after B in the order of the runs, both judge the same replacements, and the interval is from the paired bootstrap over
 sequences.
@@ -63,9 +63,9 @@ class Candidate(NamedTuple):
     tokens: dict[str, Tensor]
     """The replacements it draws [S, K], by distribution; empty without a discriminator, and then it is not crossed."""
     detection: dict[str, dict[str, Resampled]]
-    """Its own discriminator's detection metrics on these, by distribution."""
+    """Detection metrics of the run's own discriminator on these replacements, by distribution."""
     sums: dict[str, np.ndarray]
-    """`sequence_sums` of the same judgements."""
+    """`sequence_sums` behind the same metrics."""
 
 
 class Entry(NamedTuple):
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
     sampler: str
     distribution: str
     step: int
-    """The sampler's."""
+    """Step of the sampler's checkpoint."""
     found: dict[str, Resampled]
     sums_CS: np.ndarray
 
@@ -90,7 +90,7 @@ def cross(
 ) -> Iterator[Entry]:
     """Yields the detection of every discriminator on every sampler's replacements.
 
-    Only one model is in memory at a time, and only sums and resamples of the judgements are kept.
+    Only one model is in memory at a time, and only sums and resamples of the results are kept.
     """
     for judging in candidates:
         found = {judging.run: (judging.detection, judging.sums)}

@@ -24,7 +24,7 @@ from pretrain.training.run_log import RECORDS
 SIZE = (7.0, 4.2)
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
 PALETTE = (ORIGINAL, REPLACED, "#2e7d4f", "#7b4fa3", "#8a6d00", "#b0306a")
-"""Colors of metrics, or of runs if there are several; more could not be told apart."""
+"""Colors of metrics, or of runs if there are several; more would be hard to distinguish."""
 DASHES = ("-", "--", ":", "-.")
 MOST_DOTS = 40
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}

@@ -27,10 +27,10 @@ MOST_PIECES = ((16_000, 1.75), (1_000, 2.5), (0, 4.0))
 """Word pieces per word, by minimum vocabulary size. Healthy, with 2,048: 2.0. With BERT's 30,522, English has 1.1;
 German, Hungarian and Turkish, which that vocabulary does not fit, have 1.9, 2.3 and 2.6."""
 MOST_GAP = 0.5
-"""MLM loss on held-out text minus that of training, in nats. Healthy: .03."""
+"""MLM loss on held-out text minus MLM loss in training, in nats. Healthy: .03."""
 FEW_EPOCHS = 4
-"""Until then a gap of the MLM loss alone is no repetition: few novels by other authors have it after 3 epochs. Up to 4
-passes are nearly as good as new text (Muennighoff et al. 2023)."""
+"""Up to this number of epochs, a gap of the MLM loss alone is not taken for repetition: a run on few novels, with other
+authors held out, has it after 3 epochs. Up to 4 passes are nearly as good as new text (Muennighoff et al. 2023)."""
 MOST_APART = 0.1
 """Held-out minus training, of L_D over the entropy of the replaced share: small models overfit here first. Healthy:
 .01."""
@@ -64,11 +64,11 @@ class Finding:
 
     name: str
     verdict: str
-    """What is wrong, in one sentence."""
+    """The problem in one sentence."""
     evidence: str
     """Measured value, limit and steps."""
     remedy: str
-    """What to do."""
+    """How to fix it."""
 
 
 class Judged(NamedTuple):
@@ -99,7 +99,7 @@ def padding(run: Symptoms) -> Judged:
     share = 1 - run.mean_length / run.description.seq_length
     finding = Finding(
         name="padding waste",
-        verdict=f"{share:.0%} of what is computed is padding.",
+        verdict=f"{share:.0%} of the computation is spent on padding.",
         evidence=f"Padding is {share:.3f} of all positions in steps 1 to {run.step:,}; the limit is {MOST_PADDING}.",
         remedy="Build the shards again with --packing full or a shorter --seq_length, or with --documents file where"
         " each file is one document.",
@@ -139,12 +139,12 @@ def repetition(run: Symptoms) -> Judged:
         detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
     differ = ""
     if gap > MOST_GAP and not any(part.beyond for part in measured):
-        differ = " So few passes memorize nothing: the held-out documents differ from those of training."
+        differ = " This few passes memorize nothing: the held-out documents differ from the training documents."
     finding = Finding(
         name="data repeated or unshuffled",
         verdict="The run overfits its text: the data repeats too often, or similar text comes in a row.",
-        evidence=f"On held-out text at step {step:,} the MLM loss is {gap:+.2f} nats from that of"
-        f" training in {run.when(step)} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g}"
+        evidence=f"On held-out text at step {step:,} the MLM loss is {gap:+.2f} nats from the"
+        f" training loss in {run.when(step)} (the limit is {MOST_GAP:+}){detection}, and the text was read {epochs:.3g}"
         f" times (the limit is {MOST_EPOCHS}).{differ}",
         remedy="Build the shards from more text, shuffled, with --dedup exact if it contains duplicate documents; or"
         " train for fewer steps.",
@@ -213,7 +213,7 @@ def slow_precision(run: Symptoms) -> Judged | None:
         f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
     )
-    return Judged(finding, (Measured("speed in fp32 over that of the run", faster, MUCH_FASTER),))
+    return Judged(finding, (Measured("speed in fp32 over speed in the run's precision", faster, MUCH_FASTER),))
 
 
 def easy_replacements(run: Symptoms) -> Judged | None:
@@ -260,7 +260,7 @@ def plateau(run: Symptoms) -> Judged | None:
     finding = Finding(
         name="discriminator on the plateau",
         verdict="The discriminator knows how many tokens are replaced but not which: its accuracy of"
-        f' {accuracy:.0%} is that of always answering "original".',
+        f' {accuracy:.0%} is what always answering "original" would score.',
         evidence=f"L_D is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the replaced share among"
         f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
         remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"

@@ -59,7 +59,7 @@ def model_card(
 ) -> str:
     """Returns the model card in Markdown with Hugging Face's header.
 
-    Scores are those of `evaluate.py` for this step, or else of the run's own evaluation.
+    Scores come from `evaluate.py` for this step or, without it, from the run's own evaluation.
     """
     config = description.run
     carries_code = config.model.relative_position and not as_mpnet
@@ -109,9 +109,7 @@ Made with {versions}.
 
 
 def _scores(run: Path, step: int, predicts: bool) -> dict[str, Any]:
-    """Returns the scores of this step only: those of an earlier checkpoint are another model's. Those of predictions
-    only if the model `predicts`.
-    """
+    """Returns the scores of this step; MLM scores only if the model `predicts`."""
     evaluated = run / "evaluation" / "metrics.json"
     found = [record for record in read_records(run, "held_out") if record["step"] == step]
     if evaluated.is_file():

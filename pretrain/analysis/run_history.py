@@ -188,7 +188,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file; none if it cannot be read.
 
     Raises:
-        ConfigError: it is a pipe or device, from which reading might wait for ever.
+        ConfigError: it is a pipe or device, on which reading might block forever.
     """
     with suppress(OSError):
         require_file_or_folder(path, "run")

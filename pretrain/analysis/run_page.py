@@ -41,7 +41,7 @@ class RunPart(NamedTuple):
     preset: str
     """The nearest preset."""
     changed: Table
-    """The settings that differ from it."""
+    """The settings that differ from the nearest preset."""
     gates: Table
     starts: Table
     ends: Table
@@ -97,7 +97,7 @@ def _table(names: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _numbers(runs: Sequence[History]) -> list[list[str]]:
-    """Returns a row for each metric of the charts that a run has: its newest value in each run, on held-out text if
+    """Returns a row for each metric of the charts that some run has: its newest value in each run, on held-out text if
     there is one.
     """
     rows, newest = [], [[*run.log.held_out[-1:], *run.log.train[-1:]] for run in runs]

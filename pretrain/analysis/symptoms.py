@@ -119,7 +119,7 @@ class Symptoms:
 
     @cached_property
     def text(self) -> Text:
-        """Statistics of the sequences that the run's first steps read; of remote shards, those in the cache."""
+        """Statistics of the sequences that the run's first steps read; of remote shards, only cached ones."""
         description = self.description
         try:
             window = self.run.shards_per_window

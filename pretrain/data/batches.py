@@ -54,7 +54,7 @@ class Batch(NamedTuple):
         return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
     def to(self, device: torch.device, counts: bool = False) -> "Batch":
-        """With `counts`, these become tensors too, which a CUDA graph reads again at every replay."""
+        """Moves the batch; with `counts`, counts become tensors too, which a CUDA graph rereads at every replay."""
         moved = Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
         if not counts:
             return moved

@@ -30,9 +30,9 @@ from foundation.locks import Held, Lock
 BLOCK = 8 << 20
 """Bytes per request: a lost connection costs at most this."""
 SLOWEST = 600.0
-"""Seconds that a block may take. Any slower, below 14 kB/s, a shard of 1 GB takes most of a day: it counts as lost."""
+"""Seconds that a block may take, or it counts as lost. Below 14 kB/s, a shard of 1 GB takes most of a day."""
 PATIENCE = 20.0
-"""Seconds of retries where a mistake is more likely than an outage: of an opening, or an answer of the wrong length."""
+"""Seconds of retries where a mistake is more likely than an outage: at opening, or after a wrong-sized answer."""
 LONGEST_PAUSE = 60.0
 """Seconds between two attempts at most; the pause doubles from 1."""
 SILENCE = 30.0
@@ -40,7 +40,7 @@ SILENCE = 30.0
 LOCK = ".lock"
 GB = 10**9
 FINAL = (FileNotFoundError, PermissionError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
-"""Errors that trying again does not mend."""
+"""Errors that a retry cannot fix."""
 _secrets: dict[str, tuple[str, str]] = {}
 """Login and query of each URL that was given with one: only here, in memory, for they may be secret."""
 
@@ -120,7 +120,7 @@ class RemoteFolder:
                 if file.close() == (size, digest):
                     partial.replace(path)
                     return
-            except OSError as error:  # of this disk: those of the network end in `_read`
+            except OSError as error:  # of this disk: `_read` handles errors of the network
                 raise LocalProblem(
                     f"data: {partial} cannot be written ({error.strerror}); make room, lower --cache_gb, or set"
                     " XDG_CACHE_HOME to a folder on another disk"
@@ -131,15 +131,15 @@ class RemoteFolder:
         )
 
     def _read(self, name: str, block: range | None = None, patience: float = inf) -> bytes:
-        """Reads a block of a file, or all of it; retries what may pass for `patience` seconds, and says so once.
+        """Reads a block of a file, or all of it; retries transient errors for `patience` seconds and logs the first.
 
         Raises:
-            LocalProblem: trying again does not help, or did not.
+            LocalProblem: a retry cannot fix the error, or the retries failed.
         """
         url, expected = f"{self.url}/{name}", f"bytes {block.start} to {block.stop - 1}" if block else "the file"
         limit = SLOWEST if block else 3 * PATIENCE
         options: dict[str, Any] = {"start": block.start, "end": block.stop} if block else {}
-        if self._files.async_impl:  # as those of http, s3 and gs are
+        if self._files.async_impl:  # as http, s3 and gs are
             options["timeout"] = limit
         began, pause, told = time.monotonic(), 1.0, False
         deadline = began + patience
@@ -232,7 +232,7 @@ class ShardCache:
         self._thread: threading.Thread | None = None
 
     def expect(self, copies: Sequence[Copy]) -> None:
-        """Sets the shards that will be read next, in the order in which they are fetched as far as there is room."""
+        """Sets the shards that will be read next, in order; they are fetched in this order while there is room."""
         totals = accumulate(copy.shard.size for copy in copies)
         with self._changed:
             self._expected = [copy for copy, total in zip(copies, totals, strict=True) if total <= self.limit]
@@ -242,7 +242,7 @@ class ShardCache:
         """Returns once a shard is in the cache and verified, and marks it as used.
 
         Raises:
-            Exception: whatever has ended the fetching thread, mostly a `LocalProblem`.
+            Exception: the error that ended the fetching thread, usually a `LocalProblem`.
         """
         what, word_at = f"{copy.folder.url}/{copy.shard.name}", time.monotonic() + SILENCE
         with self._changed:
@@ -272,7 +272,7 @@ class ShardCache:
             self._thread.start()
 
     def _work(self) -> None:
-        """Fetches for ever, or until a failure of any kind, which the next reader raises."""
+        """Fetches until a failure of any kind, which the next reader raises."""
         try:
             while True:
                 with self._changed:
@@ -319,4 +319,4 @@ class ShardCache:
 
 
 CACHE = ShardCache()
-"""The only one of this process."""
+"""The cache of this process."""

@@ -8,7 +8,7 @@ Several folders are mixed by weight. The number of a sample determines its folde
 precede it (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
 
 A folder may be a URL (`remote.py`): its shards are then read from local copies. With `order=windows` (`windows.py`), or
-of remote folders, `expect` tells which shards are read next; those of other windows are unmapped.
+for remote folders, `expect` tells which shards are read next; shards of other windows are unmapped.
 
 Shape letters: B batch, L length.
 """

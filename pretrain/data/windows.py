@@ -51,7 +51,7 @@ class Windows:
         return self._first_S[shard_S[slot_B]] + within_B - start_S[slot_B]
 
     def needed(self, first: int, last: int) -> tuple[list[int], list[int]]:
-        """Returns the shards of the windows that hold the samples `first` to `last`, and those of the next window."""
+        """Returns the shards of the windows that hold samples `first` to `last`, and the shards of the next window."""
         here: dict[int, None] = {}
         position, end = self._window_of(first), self._window_of(last)
         while position <= end:

@@ -5,7 +5,7 @@
                                   state.json              step, Adam's step count, loss scale, the loop's own state
                                   complete.json           the marker: size and sha256 of each file; written last
 
-The marker is sealed with a checksum of its own, so damage to any bit of a checkpoint is found. A checkpoint without its
+The marker is sealed with its own checksum, so damage to any bit of a checkpoint is found. A checkpoint without its
 marker, or with a file that differs from it, is skipped, and the previous one is used. If there are checkpoints but none
 is intact, the run ends with an error instead of starting over. A checkpoint may be a symbolic link to a larger disk. A
 save writes to a temporary folder, flushes it to the disk and renames it, so the last good checkpoint is intact at any
@@ -86,7 +86,7 @@ def save(
 ) -> Checkpoint:
     """Writes the checkpoint of `step` under `folder` and removes old ones; first rank only.
 
-    The newest `keep_last` checkpoints are kept, and for good those whose step is a multiple of `keep_every` (0: none).
+    The newest `keep_last` checkpoints are kept; every `keep_every` steps (0: never) one is kept permanently.
     `extra` is the loop's own state, as JSON. If an intact checkpoint of this step exists, it is kept instead. Later
     steps' checkpoints, left when a run fell back to an earlier one, are removed. `say` reports what cannot be removed.
 
@@ -132,7 +132,7 @@ def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
     needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     before = None
-    with suppress(ConfigError):  # no readable folder; `error` says so already
+    with suppress(ConfigError):  # the folder cannot be read, as `error` says
         before = next((path for _, path in _by_step(folder)), None)
     return (
         f"no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"

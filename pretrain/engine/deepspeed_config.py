@@ -50,7 +50,7 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
     """Reads a file and applies the overrides of `--set deepspeed.KEY=VALUE`; null removes a key.
 
     Raises:
-        ConfigError: every unknown key and wrong value of the file at once, else those of the overrides.
+        ConfigError: lists every unknown key and wrong value of the file or, if it has none, of the overrides.
     """
     if isinstance(source, Path) and source.parent in (Path(), Path("ds_configs")) and not source.exists():
         ours = (ROOT / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
@@ -70,7 +70,7 @@ def resolve(
 ) -> EngineConfig:
     """Checks `source` and replaces each "auto" with the run's value.
 
-    `batch_size` is global; `device_type` is that of the training machines, "cuda" or "cpu".
+    `batch_size` is global; `device_type` is the device of the training machines, "cuda" or "cpu".
 
     Raises:
         ConfigError: as `read`; or lists every combination of values that does not work.

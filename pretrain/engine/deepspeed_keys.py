@@ -150,7 +150,7 @@ REFUSED_KEYS = {
     "timers": "the run logs its own throughput",
     "dump_state": "the resolved configuration is in the run folder's deepspeed.json",
     "elasticity": "a run resumes with any number of ranks that divides its batch: just start it with them",
-    "autotuning": "it starts runs of its own; try ds_configs/*.json with --set optim.steps=50 optim.warmup_steps=1",
+    "autotuning": "it starts its own runs; try ds_configs/*.json with --set optim.steps=50 optim.warmup_steps=1",
     "amp": "removed from DeepSpeed; use fp16 or bf16",
     "bfloat16": "renamed by DeepSpeed: use bf16",
     "zero_optimization.cpu_offload": "renamed by DeepSpeed: use zero_optimization.offload_optimizer",

@@ -1,6 +1,6 @@
 """All patches to DeepSpeed's internals. They save time or memory, and apply only to the version they were tested on.
 
-With any other version none is applied, and one warning says so: results are the same within rounding, but training is
+With any other version none is applied, and a warning is printed: results are the same within rounding, but training is
 slower. After an upgrade, compare each patch with DeepSpeed's source, measure it again, and set `TESTED`.
 """
 

@@ -14,9 +14,9 @@ REPEATABLE = {
     "CUBLAS_WORKSPACE_CONFIG": ("cuBLAS", ":4096:8", ":16:8"),
     "NCCL_ALGO": ("NCCL", "^NVLS,NVLSTree", "^NVLS", "Ring", "Tree"),
 }
-"""By variable: a library, and the values with which it gives the same bits, the best first.
+"""For each environment variable: its library, and the values that make it deterministic, the best first.
 
-With NVLS the switch between the GPUs sums in an order of its own; NVLSTree is its form for several machines.
+With NVLS the switch between the GPUs sums in its own order; NVLSTree is NVLS for several machines.
 """
 
 

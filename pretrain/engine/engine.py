@@ -1,4 +1,4 @@
-"""A model in training: precision, updates, and the state of the whole job, whatever the back end.
+"""A model in training: precision, updates, and the state of the whole job, the same for every back end.
 
 A training step is `forward` and `backward` for each micro-batch, then one `update`. `full_state` gathers full tensors
 by name for a checkpoint, independent of ZeRO stage and world size. How gradients and states are divided among the
@@ -29,7 +29,7 @@ Model_co = TypeVar("Model_co", covariant=True)
 
 
 class Runs(Protocol[Inputs, Output_co]):
-    """A model by the types of its forward."""
+    """A model, typed by the signature of its forward."""
 
     def forward(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co: ...
 

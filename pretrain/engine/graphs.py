@@ -53,7 +53,7 @@ class Replayed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the replay's own tensors: autograd copies them, as others refer to them too, or adds them up."""
+        """Returns the replay's own tensors; autograd copies them, as others refer to them, or adds them up."""
         ctx.replay.incoming.copy_(gradient)
         ctx.replay.backward()
         return (None, *ctx.replay.gradients)

@@ -1,4 +1,4 @@
-"""Chooses precision and operations by what this machine computes: `--deepspeed_config auto`."""
+"""Chooses precision and operations by what this machine computes fastest: `--deepspeed_config auto`."""
 
 import time
 from importlib.util import find_spec
@@ -14,10 +14,10 @@ from pretrain.job.processes import World
 from pretrain.model import cpu_ops, cuda_ops, ops
 
 AUTO = Path("auto")
-"""Stands for the file that the hardware decides."""
+"""Means: choose the file by the hardware."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MUCH_FASTER = 2.0
-"""fp32 this many times as fast as bf16 means that bf16 is emulated; where it is real, it is the faster one."""
+"""If fp32 is this many times as fast as bf16, bf16 is emulated; in hardware it is faster than fp32."""
 LARGEST = 8192
 """Rows of the largest product tried; no GPU is faster with larger ones."""
 LONG_ENOUGH = 0.02
@@ -33,8 +33,8 @@ class Choice(NamedTuple):
 
 
 def choose(processes: int, given: Path = AUTO) -> Choice:
-    """Returns the file given, or for `auto` that of this machine's fastest precision; without DeepSpeed,
-    one process has fp32.
+    """Returns the file given or, for `auto`, the file of this machine's fastest precision; without DeepSpeed,
+    one process trains in fp32.
 
     The paper's V100 has fp16 but no bf16; from the A100 on, bf16 is as fast and does not overflow.
     """

@@ -1,4 +1,4 @@
-"""What an engine asks of its back end, and the plain one: PyTorch alone, at stage 0. ZeRO's are in `zero.py`."""
+"""The interface of an engine's back end, and the plain one: PyTorch alone, at stage 0. ZeRO: `zero.py`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Backend(ABC):
     adam: torch.optim.Optimizer
     """AdamW itself: its groups hold the numbers of the next update, its state the moments of `masters`."""
     masters: Sequence[Tensor]
-    """What Adam updates on this rank: fp32 parameters, or flat parts of them."""
+    """The tensors that Adam updates on this rank: fp32 parameters, or flat parts of them."""
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:

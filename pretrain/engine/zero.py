@@ -33,7 +33,7 @@ SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class DeepSpeed(Backend):
-    """What the stages have in common: DeepSpeed's engine runs forward, backward and update."""
+    """Code shared by ZeRO's stages: DeepSpeed's engine runs forward, backward and update."""
 
     def __init__(self, model: nn.Module, groups: Groups, settings: Mapping[str, Any], world: World) -> None:
         self.world, self._patched = world, patch_modules(world)

@@ -24,7 +24,7 @@ UNUSED_POSITIONS = 2
 
 
 def electra_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `config.json` of an ELECTRA that computes the same as a BERT or MPNet; that of any other model as it is."""
+    """Converts the `config.json` of a BERT or MPNet to an equivalent ELECTRA's; leaves any other model's as it is."""
     if values.get("model_type") not in CONVERTED:
         return dict(values)
     settings = {**values, "model_type": STOCK_MODEL_TYPE, "embedding_size": values.get("hidden_size")}

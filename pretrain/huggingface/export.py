@@ -20,7 +20,7 @@ def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out:
             modules = model.exported(folder)  # of a generator the output matrix is its word embeddings
             encoder: Any = modules["electra"]
             save_folder(unfinished / folder, architecture, encoder.config, modules.state_dict(), pad_token_id)
-            files = word_piece.files()  # written anew: of what lies in its folder, no file travels
+            files = word_piece.files()  # rewritten: no file in the tokenizer's folder is copied
             longest = {"model_max_length": encoder.config.max_position_embeddings}
             files[TOKENIZER_SETTINGS] = json.dumps(json.loads(files[TOKENIZER_SETTINGS]) | longest, indent=2).encode()
             for name, content in files.items():

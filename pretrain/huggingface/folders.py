@@ -1,6 +1,6 @@
 """Models to and from Hugging Face folders: `config.json` + `model.safetensors` (+ tokenizer files).
 
-Parameter names are Hugging Face's own, so weights travel without renaming. Without relative position a folder is a
+Parameter names are Hugging Face's own, so weights are copied without renaming. Without relative position a folder is a
 stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`: rather than drop the
 table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
 """
@@ -62,7 +62,7 @@ Settings = create_model("Settings", __base__=_Settings, **_FIELDS)
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Numbers from 0 on, and zeros, that old versions of transformers saved as if they were weights."""
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
-"""What weights may be stored as: fp32 holds each to the bit."""
+"""Types in which weights may be stored: fp32 represents each of them exactly."""
 
 PICKLED = "pytorch_model.bin"
 """Weights as old versions of transformers saved them."""

@@ -42,12 +42,12 @@ class Donor(NamedTuple):
     role: Literal["generator", "discriminator", "sampling head"]
     folder: Path
     config: EncoderConfig
-    """Of its encoder; of a sampling head, of the generator."""
+    """Configuration of the model's encoder; for a sampling head, of the generator's."""
     tokenizer: Path
     weights: Callable[[], dict[str, Tensor]]
     """Reads them: a model's under Hugging Face's names, a sampling head's under this project's."""
     objective: str = ""
-    """What a sampling head was trained for; it fits no other objective."""
+    """The objective that a sampling head was trained with; it fits no other."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -55,7 +55,7 @@ class Donor(NamedTuple):
 
 
 Donors = tuple[Donor, ...]
-"""At least one; the generator comes first, and where both hold embeddings, the last decides."""
+"""At least one; the generator comes first. If both hold embeddings, the last one's are used."""
 
 
 def find_models(names: Sequence[str]) -> Donors:
@@ -85,7 +85,7 @@ def find_models(names: Sequence[str]) -> Donors:
 
 
 def is_generator(folder: Path) -> bool:
-    """True if a folder holds an `ElectraForMaskedLM`; a BERT or MPNet starts the discriminator."""
+    """True if a folder holds an `ElectraForMaskedLM`; a BERT or MPNet initializes the discriminator."""
     values = read_config(folder)
     return values.get("model_type") not in CONVERTED and "ForMaskedLM" in str(values.get("architectures"))
 
@@ -99,7 +99,7 @@ def read_generator(folder: Path) -> Donor:
     if not read_config(find_folder(folder)).get("tie_word_embeddings", True):
         raise ConfigError(
             f"init_from: {folder} has tie_word_embeddings False, expected True: the output matrix is the word"
-            " embeddings here; name a generator trained so"
+            " embeddings here; name a generator trained with tied embeddings"
         )
 
     def weights() -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def read_generator(folder: Path) -> Donor:
         if output_matrix is not None and WORDS in found and not torch.equal(output_matrix, found[WORDS]):
             raise ConfigError(
                 f"init_from: {OUTPUT_MATRIX} of {folder} differs from its word embeddings, which are the output"
-                " matrix here; name a generator trained so"
+                " matrix here; name a generator trained with tied embeddings"
             )
         return found
 

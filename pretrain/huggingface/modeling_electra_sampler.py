@@ -4,7 +4,7 @@ Load it from a model folder that carries this file:
 
     AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
 
-Parameter names are those of Hugging Face's ELECTRA, plus one table of relative positions,
+Parameter names are Hugging Face's ELECTRA's, plus one table of relative positions,
 `encoder.relative_attention_bias.weight`. With that table at zero the models compute what ELECTRA's do.
 
 Shape letters: B batch, C choices, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward
@@ -33,7 +33,7 @@ from transformers.models.electra.modeling_electra import ElectraForPreTrainingOu
 
 
 class ElectraSamplerConfig(PretrainedConfig):
-    """Sizes and dropout; names and defaults are those of `ElectraConfig`, plus T5's two for relative positions."""
+    """Sizes and dropout; names and defaults are `ElectraConfig`'s, plus T5's two for relative positions."""
 
     model_type = "electra_sampler"
 
@@ -123,7 +123,7 @@ class RelativePositionBias(nn.Embedding):
 
     def forward(self, position_ids_BL: Tensor) -> Tensor:
         """Bias of every query and key, [B, N, L, L]."""
-        distance_BLL = position_ids_BL[:, None, :] - position_ids_BL[:, :, None]  # of the key, minus that of the query
+        distance_BLL = position_ids_BL[:, None, :] - position_ids_BL[:, :, None]  # key position minus query position
         magnitude_BLL, bucket_BLL = distance_BLL.abs(), self.per_direction * (distance_BLL > 0).long()
         for start in self.bucket_starts:
             bucket_BLL = bucket_BLL + (magnitude_BLL >= start).long()

@@ -23,7 +23,7 @@ from pretrain.method.objective import Objective
 from pretrain.model.config import ModelConfig
 
 PADDING = 1
-"""The id of padding in MPNet's code, whatever its configuration says; positions start after it."""
+"""The id of padding in MPNet's code, which ignores the configuration; positions start after it."""
 NAMES = {
     "attention.self.query.": "attention.attn.q.",
     "attention.self.key.": "attention.attn.k.",

@@ -41,7 +41,7 @@ def read_hostfile(path: Path) -> Slots:
     """Reads the slots of each host, in order; empty lines and lines starting with # are ignored.
 
     Raises:
-        ConfigError: the file cannot be read or names no host; or lists duplicate hosts and malformed lines.
+        ConfigError: the file cannot be read, names no host, or has duplicate hosts or malformed lines.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
@@ -132,7 +132,7 @@ def _processors(host: Mapping[str, Any]) -> str:
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
     """Asks a host by ssh; returns its `facts` with "skew", the least difference of its clock from ours in seconds, or
-    what is wrong with it.
+    the problem.
     """
     program = f"import json; from pretrain.job.hosts import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"

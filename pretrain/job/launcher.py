@@ -1,4 +1,4 @@
-"""What a rank knows of its launcher: its environment variables, and the processes that it must not outlive."""
+"""A rank's launcher: its environment variables, and the processes that the rank must not outlive."""
 
 import contextlib
 import os

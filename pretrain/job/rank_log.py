@@ -1,4 +1,4 @@
-"""What a rank leaves in the run folder: its log and the record of its end.
+"""A rank's files in the run folder: its log and the record of its end.
 
 RUN/logs/rank-0000.log has everything the rank prints, over all starts. RUN/logs/rank-0000.json is written when it
 starts and completed when it ends: a killed rank leaves it incomplete, which shows the kill.
@@ -104,7 +104,7 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     logging.basicConfig(format=REMARK, handlers=[remarks, errors], force=True)
     logging.captureWarnings(True)
     for logger in logging.root.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):  # those with handlers of their own, as DeepSpeed's
+        if isinstance(logger, logging.Logger):  # some have their own handlers, such as DeepSpeed's
             logger.handlers, logger.propagate = [], True
 
 

@@ -24,7 +24,7 @@ class StopRequest:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "stop"
-        self._signalled = False
+        self._signaled = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -38,14 +38,14 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
+        self._signaled = True
         name = printable(f"rank {os.environ.get('RANK', 0)} on {socket.gethostname()}")
         with suppress(OSError, RuntimeError):  # the output is closed, or the signal interrupted another print
             print(f"{name}: {signal.Signals(number).name} received; saving and stopping", flush=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __bool__(self) -> bool:
-        return self._signalled or self._file.exists()
+        return self._signaled or self._file.exists()
 
     def withdraw(self, say: Callable[[str], None]) -> None:
         """Removes the `stop` file at the end of a run, so that it does not stop the next one."""

@@ -52,7 +52,7 @@ STACK_LINES = 6
 class Peers:
     """The other ranks, as this one sees them over its own connection to the job's store.
 
-    Rank 0 watches all ranks, the others watch rank 0. The store authenticates nobody (docs/reference/network.md).
+    Rank 0 watches all ranks, the others watch rank 0. The store has no authentication (docs/reference/network.md).
     """
 
     def __init__(self, world: World) -> None:
@@ -89,7 +89,7 @@ class Peers:
         return ", ".join(self._known[rank][2] for rank in ranks[:MOST_NAMED])
 
     def gone(self) -> str:
-        """Listens to all ranks for a few seconds, after a connection failed; describes the silent ones."""
+        """Waits a few seconds for signs of life from all ranks after a failed connection; describes the silent ones."""
         self._heard, self._watched = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
         time.sleep(QUIET + BEAT)
         silent = self.absent(QUIET)  # without rank 0 there is no store, and all ranks seem silent
@@ -133,7 +133,9 @@ class Watchdog:
                 self._explain(error)
         finally:
             self._over.set()
-            self._watching.join(2 * BEAT)  # or it might set the alarm once more, which would end a process that goes on
+            self._watching.join(
+                2 * BEAT
+            )  # or it might set the alarm once more, which would end a process that continues
             signal.alarm(0)
 
     def progress(self, where: str) -> None:

@@ -45,7 +45,7 @@ class DetectionConfig(ObjectiveConfig):
 
     @property
     def lambdas(self) -> tuple[float, float]:
-        """lambda1 and lambda2, the weights of L_S and L_D; that of L_G is 1."""
+        """lambda1 and lambda2, the weights of L_S and L_D; L_G has weight 1."""
         return 0.0, self.lambda2
 
     @field_validator("importance_weighting")
@@ -191,7 +191,7 @@ def no_loss(d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
 
 
 def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
-    """Returns the encoder's hidden states at the masked positions, [B, K, H]; the vocabulary heads need no others."""
+    """Returns the encoder's hidden states at the masked positions, [B, K, H], all that the vocabulary heads need."""
     mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)

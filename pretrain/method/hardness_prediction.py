@@ -1,7 +1,7 @@
 """The paper's two objectives, hardness prediction by loss (HP_Loss) and by distribution (HP_Dist): they learn to sample
 replacements that are hard to detect.
 
-Both add a sampling head on the generator's hidden states: e(x)·h_S and, by default, a bias of its own for each token x.
+Both add a sampling head on the generator's hidden states: e(x)·h_S and, by default, a bias for each token x.
 Shape letters: B batch, K masked positions per sequence, H hidden size, E embedding size, V vocabulary.
 """
 
@@ -29,7 +29,7 @@ class SamplingHeadConfig(ReplacementConfig):
     detach_sampler_input: bool = False
     """Trains only the sampling head and its bias with L_S, not generator and embeddings (the paper does not say)."""
     sampling_bias: bool = True
-    """Adds a bias of its own to the sampling head's e(x)·h_S; the paper's formulas have none."""
+    """Adds a bias per token to the sampling head's e(x)·h_S; the paper's formulas have none."""
     sampling_start: Literal["proposal", "normal"] = "proposal"
     """`proposal`: p_S = p_G at step 0 (for HP_Dist without a bias, only if the MLM head's is 0, as in a fresh model).
     `normal`: random, as any new head. The paper does not say."""
@@ -139,9 +139,9 @@ def hp_dist_sampler_loss(
 ) -> Tensor:
     """Returns HP_Dist's L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached.
 
-    `log_ratio` is the log of p_G over the distribution that x' was drawn from, which is p_S in the paper. Whatever that
-    distribution, the expected gradient is that of the cross-entropy of p_S relative to p_G L_D, unless a ratio is
-    clipped.
+    `log_ratio` is the log of p_G over the distribution that x' was drawn from, which is p_S in the paper. For any such
+    distribution, the expected gradient equals the gradient of the cross-entropy of p_S relative to p_G L_D, unless a
+    ratio is clipped.
     """
     ratio = torch.exp(log_ratio.detach())
     if ratio_clip is not None:

@@ -23,7 +23,7 @@ LARGEST_GAMMA = 100.0
 
 
 class Cost(NamedTuple):
-    """What a step computes beside forward and backward of the encoders."""
+    """What a step computes besides the forward and backward passes of the encoders."""
 
     vocabulary_products: int = 0
     """Matrix products over the vocabulary at the masked positions: 1 per forward of a head, 2 more for its gradient."""
@@ -74,13 +74,13 @@ class MaskedLMOutput(NamedTuple):
     top_BK: Tensor
     """The most likely ids."""
     log_max_p_G_BK: Tensor
-    """Their log-probability."""
+    """Log-probability of the most likely ids."""
     entropy_p_G_BK: Tensor | None
     """Entropy of p_G in nats, if requested."""
 
 
 class ElectraOutput(NamedTuple):
-    """As `MaskedLMOutput`, with the draw and the discriminator's answers."""
+    """The fields of `MaskedLMOutput`, then the draw and the discriminator's answers."""
 
     loss: Tensor
     generator_loss_BK: Tensor
@@ -121,7 +121,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, entropies: bool = False) -> Output:
-        """Computes the losses of one micro-batch; with `entropies`, also those of p_G and of the distribution of x'."""
+        """Computes the losses of one micro-batch; with `entropies`, also the entropies of p_G and of x'."""
 
     def start(self) -> None:
         """Initializes the objective's own parameters, after the generator's."""

@@ -1,6 +1,6 @@
-"""The objectives by name: the paper's four, and samplers in files of their own.
+"""The objectives by name: the paper's four, and samplers in other files.
 
-A sampler of one's own is a class in any file: `--objective FILE.py:CLASS` or `--objective package.module:CLASS`. Only a
+Your own sampler is a class in any file: `--objective FILE.py:CLASS` or `--objective package.module:CLASS`. Only a
 file named so on the command line is ever run. Its run records the file's SHA-256 and keeps a copy, which is not run.
 """
 
@@ -36,7 +36,7 @@ class Origin(StrictConfig):
 
     name: str
     objective: str
-    """As given: FILE.py:CLASS or package.module:CLASS."""
+    """The option's value: FILE.py:CLASS or package.module:CLASS."""
     sha256: str
     """Checksum of the file."""
 
@@ -44,18 +44,18 @@ class Origin(StrictConfig):
         """Refuses the sampler of a run unless the command line names the very file that the run was started with.
 
         Raises:
-            ValueError: it names none, or another one.
+            ValueError: it names no file, or a different one.
         """
         if self.name not in LOADED:
             raise ValueError(
                 f"objective: the run trains with {self.objective}, and a file runs only if you name it; add"
-                f" --objective {self.objective}, or name an export where no such option is"
+                f" --objective {self.objective}, or, if the command has no such option, name an export"
             )
         here = LOADED[self.name].origin
         if here.sha256 != self.sha256:
             raise ValueError(
-                f"objective: the run was started with a file of SHA-256 {self.sha256}, that of {here.objective} is"
-                f" {here.sha256}; name the file as it was, of which the run folder holds a copy"
+                f"objective: the run was started with a file of SHA-256 {self.sha256}, but {here.objective} has"
+                f" {here.sha256}; name the unchanged file, of which the run folder holds a copy"
             )
 
 
@@ -89,7 +89,7 @@ def load_objective(given: str) -> str:
     """Returns the name of an objective given by name or as FILE.py:CLASS or package.module:CLASS, which is loaded.
 
     Raises:
-        ValueError: there is no such objective, its file fails, or its class is not an objective with a name of its own.
+        ValueError: there is no such objective, its file fails, or its class is not an objective with its own name.
     """
     if given in BUILT_IN:
         return given
@@ -122,7 +122,7 @@ def load_objective(given: str) -> str:
 
 
 def _run_file(path: Path, source: bytes) -> ModuleType:
-    """Runs a file that belongs to no package as a module whose name no other has."""
+    """Runs a file that belongs to no package as a module with a unique name."""
     module = ModuleType(f"objective_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where pydantic looks up the types in its annotations

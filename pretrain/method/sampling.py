@@ -25,7 +25,7 @@ class Prediction(NamedTuple):
     original_BK: Tensor
     """Original ids."""
     log_p_original_BK: Tensor
-    """Their log-probability, differentiable."""
+    """Log-probability of the original ids, differentiable."""
     loss_BK: Tensor
     """L_G."""
     entropy_BK: Tensor | None
@@ -44,7 +44,7 @@ class Draw(NamedTuple):
     log_max_q_BK: Tensor
     """The largest log-probability of the distribution x' was drawn from."""
     entropy_q_BK: Tensor | None
-    """Entropy of the distribution x' was drawn from, in nats, if that of p_G was requested."""
+    """Entropy of the distribution x' was drawn from, in nats, if entropies were requested."""
     estimated_loss_BK: Tensor | None = None
     """L_hat(x'), if the sampling head estimates the discriminator's loss."""
 
@@ -98,7 +98,10 @@ def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens
 
 
 class AtPositions(torch.autograd.Function):
-    """Takes the states [B, L, H] at the masked positions [B, K], which differ except where gradients are zero."""
+    """Gathers the states [B, L, H] at the masked positions [B, K].
+
+    Positions are distinct, except padding ones, whose gradients are zero; so the backward may add in any order.
+    """
 
     @staticmethod
     def forward(ctx: Any, states_BLH: Tensor, positions_BK: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Each kernel walks through three zones of tiles: FAR, beyond the distances whose bias differs, where a tile has one bias;
 NEAR, with a tile of biases; LAST, the sequence's last tile, if it has padding: only there scores are masked. Distances
-of tiles are in tiles. Scores are those of the product q k, before scaling.
+of tiles are in tiles. Scores are the products q k, before scaling.
 
 Shape letters: M queries and K keys of a tile (SIDE of each), W head size padded to a power of two, G groups of 8 keys,
 S rows of partial sums, C diagonals, P elements of a tile.
@@ -208,8 +208,9 @@ def _middle(head, N, span, SIDE: tl.constexpr):
 
 @triton.jit
 def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
-    """First step and end of a zone of the `whole` tiles and a last one, seen from one tile; the first step that skips
-    tiles, and how many it skips. All zones are empty where this tile is padding.
+    """Range of loop steps that covers one zone, for one tile: (begin, end, first step that skips tiles, tiles skipped).
+
+    The sequence has `whole` full tiles, then perhaps a partial one. All zones are empty if this tile is padding.
     """
     is_padding = tile * SIDE >= length
     near = tl.minimum(tl.maximum(tile - span, 0), whole)
@@ -228,8 +229,9 @@ def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
 def _scores(
     q_MW, k_KW, biases, distance, span, visible, zone: tl.constexpr, D: tl.constexpr, SIDE: tl.constexpr
 ):  # fmt: skip
-    """A tile of q k + bias sqrt(D), and the bias that all of them lack in units of ln 2. In the last tile, keys are
-    visible up to `visible`.
+    """Returns a tile of q k + bias sqrt(D), in far tiles of q k alone, and the bias left out, in units of ln 2.
+
+    In the last tile, keys are visible up to `visible`.
     """
     biases += tl.minimum(tl.maximum(distance, -span - 1), span + 1) * SIDE * SIDE
     if zone == FAR:
@@ -247,7 +249,7 @@ def _scores(
 
 @triton.jit
 def _diagonals(values_MK, SIDE: tl.constexpr):
-    """Sums along the diagonals of a tile: the main one and those above it, and those below it."""
+    """Sums along the diagonals of a tile: first the main one and the ones above it, then the ones below."""
     row_P, column_P = tl.arange(0, SIDE * SIDE) // SIDE, tl.arange(0, SIDE * SIDE) % SIDE
     turned_P = tl.gather(values_MK.reshape(SIDE * SIDE), row_P * SIDE + (row_P + column_P) % SIDE, 0)
     upper_P = tl.where(row_P + column_P < SIDE, turned_P, 0.0)  # columns are diagonals now
@@ -276,7 +278,7 @@ def _kept(seed, head, row_M, column, SIDE: tl.constexpr, dropped):
     """True where dropout keeps a probability of a tile.
 
     The columns are ordered so that those drawn together lie in one thread's registers, as products of tensor cores
-    do: two neighbours in each of four groups of 8. So no value moves between threads.
+    do: two neighbors in each of four groups of 8. So no value moves between threads.
     """
     kept_MK = kept(seed, head, row_M, column, SIDE, dropped)
     return kept_MK.reshape(SIDE, SIDE // 32, 4, 4, 2).permute(0, 1, 3, 2, 4).reshape(SIDE, SIDE)

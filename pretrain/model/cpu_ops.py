@@ -34,8 +34,8 @@ of 2024. With AVX2 alone MKL is faster, 1.3 times on an AMD EPYC of 2021. On Arm
 
 
 def use(instruction_set: str | None = None) -> None:
-    """Replaces the functions of `ops` in this process by those here that are faster with this instruction set (by
-    default that of this CPU).
+    """Replaces functions of `ops` in this process by the ones here that are faster with an instruction set, by default
+    this CPU's.
     """
     for form in (attend, dropout, layer_norm, look_up):
         setattr(ops, form.__name__, form)

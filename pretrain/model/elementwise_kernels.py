@@ -64,7 +64,7 @@ def norm_backward(
     rows, columns, tiles, dropped, factor,
     R: tl.constexpr, C: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of residual and values, and those of weight and bias summed over this program's tiles.
+    """Writes the gradients of residual and values; and of weight and bias, summed over this program's tiles.
 
     Without dropout both gradients are one tensor.
     """

@@ -1,6 +1,6 @@
 """The Transformer encoder shared by generator, discriminator and every fine-tuned model.
 
-Parameter names are those of Hugging Face's `ElectraModel`, so loading and exporting copy weights without renaming;
+Parameter names are Hugging Face's `ElectraModel`'s, so loading and exporting copy weights without renaming;
 relative position adds one table. Exports with it carry a plain form of this model:
 `pretrain/huggingface/modeling_electra_sampler.py`.
 
@@ -85,14 +85,14 @@ class Embeddings(nn.Module):
 
 class DisentangledEmbeddings(Embeddings):
     """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
-    and positions, with segment embeddings and LayerNorm of its own.
+    and positions, with its own segment embeddings and LayerNorm.
 
     E_G is in `shared`, which is the generator's; the tables here hold Delta, 0 at the start. Rows are added after both
     look-ups: under ZeRO-3 a table exists only while its own module runs.
     """
 
     def __init__(self, shared: Embeddings) -> None:
-        nn.Module.__init__(self)  # copies take no random numbers, so all other weights are those of a shared instance
+        nn.Module.__init__(self)  # copying draws no random numbers, so all other weights equal a shared instance's
         for name, part in copy.deepcopy(shared).named_children():
             self.add_module(name, part)
         self.shared = shared
@@ -174,8 +174,9 @@ class ElectraEncoder(nn.Module):
         return self.encoder(hidden_BLX, attention_mask_BL)
 
     def whole(self) -> "ElectraEncoder":
-        """Returns the encoder as others know it: itself, or a view of it with E_D in place of disentangled embeddings;
-        the view shares all other weights.
+        """Returns the encoder for export: itself or, with disentangled embeddings, a view with plain E_D instead.
+
+        The view shares all other weights.
         """
         if not isinstance(self.embeddings, DisentangledEmbeddings):
             return self
@@ -335,7 +336,7 @@ def initialize_relative_bias(table: nn.Embedding, config: EncoderConfig) -> None
     distance = torch.arange(-reach, reach + 1)
     bucket = relative_bucket(distance, config.relative_attention_num_buckets, reach)
     for head in range(config.num_attention_heads):
-        neighbour = 1 if head % 2 else -1
-        falling = -LOCAL_BIAS_SLOPE * torch.log1p((distance - neighbour).abs().float())
+        neighbor = 1 if head % 2 else -1
+        falling = -LOCAL_BIAS_SLOPE * torch.log1p((distance - neighbor).abs().float())
         for index in bucket.unique():
             table.weight[index, head] = falling[bucket == index].mean()

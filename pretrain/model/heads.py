@@ -31,7 +31,7 @@ class VocabularyTransform(nn.Module):
 
 
 class VocabularyScores(nn.Module):
-    """Scores e(x)·h, plus a bias of its own by default, with the shared word embeddings as matrix; fp32 even in half
+    """Scores e(x)·h, by default plus a bias per token, with the shared word embeddings as matrix; fp32 even in half
     precision.
     """
 

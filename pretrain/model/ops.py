@@ -81,7 +81,7 @@ def norm_residual(
 
 
 def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> Distribution | None:
-    """Returns the softmax of h W^T + b without all scores in memory, or `None`: then the caller computes them."""
+    """Returns the softmax of h W^T + b without all scores in memory; `None` here, so the caller computes the scores."""
     return None
 
 
@@ -96,7 +96,7 @@ class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` over the last dimension, with weight and bias, that calls `layer_norm` or `norm_residual`."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None, p: float = 0.0) -> Tensor:
-        """With `residual`, of its sum with the input after dropout with probability `p`."""
+        """Normalizes the input or, given `residual`, residual + dropout(input, p)."""
         if residual is None:
             return layer_norm(input, self.weight, self.bias, self.eps)
         return norm_residual(input, residual, p if self.training else 0.0, self.weight, self.bias, self.eps)

@@ -6,7 +6,7 @@
 - Padding is at the end and given by lengths: tiles of padding are skipped, and its outputs and gradients are zero.
 - Dropout draws 16 bits per probability from Philox, keyed by seed, sequence, head, query and key; the backward draws
   them again. The seed comes from PyTorch's generator of the device.
-- The backward has one pass for the query's gradient and one for those of key and value. The first also sums the
+- The backward has one pass for the query's gradient and one for key and value. The first also sums the
   scores' gradient along the diagonals of each tile, and a last kernel adds up these sums in a fixed order: no atomic
   addition. The gradients of a head's biases sum to zero, because a constant added to all scores changes nothing.
 - Sums are in fp32. In fp32 itself, and for heads wider than `WIDEST_HEAD`, PyTorch's operations run: tiles would not

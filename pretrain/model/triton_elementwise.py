@@ -48,7 +48,7 @@ def norm_residual(
 
 
 def tile_of(columns: int, most: int | None = None) -> dict[str, int]:
-    """Returns rows and columns of a kernel's tile, at most so many columns, and its warps."""
+    """Returns the rows, columns (`most` at most) and warps of a kernel's tile."""
     width = max(16, next_power_of_2(columns))
     width = min(width, most or width)
     return {"R": max(1, TILE // width), "C": width, "num_warps": 4}

@@ -40,7 +40,7 @@ def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> "Soft
 
 
 class Streamed(ABC):
-    """A `Distribution` of which only the sums of blocks are kept; what needs every token's weight makes it dense.
+    """A `Distribution` that keeps only the sums of blocks; operations that need every weight make it dense.
 
     Attributes:
         sum_XN: sums of the weights by block.
@@ -115,7 +115,7 @@ class Softmax(Streamed):
         self.largest_X = total_R.reciprocal().view(self._leading)
 
     def _peaks(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns of each row and block of scores, [R, N]: the largest, the sum of exponentials below it, its place,
+        """Returns for each row and block, [R, N]: the largest score, the sum of exponentials relative to it, its place,
         and the sum from which the entropy follows.
         """
         hidden_RE = flat(self._hidden_XE)
@@ -198,7 +198,7 @@ class Softmax(Streamed):
 
 
 class _Weighed(Streamed):
-    """p L_hat^exponent, as `hp_loss_weights` computes it; the estimate is from z, whose table is that of p."""
+    """p L_hat^exponent, as `hp_loss_weights` computes it; L_hat comes from z, which has the same table as p."""
 
     @torch.no_grad()
     def __init__(self, p: Softmax, z: Scores, original_X: Tensor, exponent: float, least: float) -> None:
@@ -210,7 +210,7 @@ class _Weighed(Streamed):
         self.largest_X = largest_RN.amax(-1).view(p._leading)
 
     def _sums(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns of each row and block, [R, N]: the sum of the weights, the largest, and the sum for the entropy."""
+        """Returns for each row and block, [R, N]: the sum of the weights, the largest, and the sum for the entropy."""
         hidden_RE, other_RE = flat(self._p._hidden_XE), flat(self._z.hidden_XE)
         shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
         sum_RN, largest_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
@@ -290,7 +290,7 @@ def flat(values_XE: Tensor) -> Tensor:
 
 
 def tiles(rows: int, blocks: int, per_tile: int = ROWS) -> tuple[int, int]:
-    """Returns the grid of tiles; those that run together share a block of W."""
+    """Returns the grid of tiles; tiles that run together share a block of W."""
     return triton.cdiv(rows, per_tile), blocks
 
 

@@ -80,8 +80,8 @@ def _data(plan: Plan) -> Iterator[str]:
     padding = 1 - plan.shards.mean_length / plan.shards.manifest.seq_length
     if padding > MOST_PADDING:
         yield (
-            f"data: {padding:.0%} of what is computed would be padding, expected at most {MOST_PADDING:.0%}; build the"
-            " shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
+            f"data: {padding:.0%} of the computation would be on padding, expected at most {MOST_PADDING:.0%}; build"
+            " the shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
             " document"
         )
     for folder, size, share in plan.shards.mixture:
@@ -134,7 +134,7 @@ def _sizes(plan: Plan) -> Iterator[str]:
         yield (
             f"model.generator_hidden_size: got {model.generator_hidden_size}, expected less than hidden_size"
             f" ({model.hidden_size}), best a quarter to a half: with a generator as large as the discriminator the"
-            " discriminator's loss collapses (google/electra-small-generator is such a one); --init_from the"
+            " discriminator's loss collapses (google/electra-small-generator is as large); --init_from the"
             " discriminator only, with a fresh generator, or --set model.generator_hidden_size lower"
         )
     if model not in (SMALL.model, BASE.model):

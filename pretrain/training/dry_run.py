@@ -48,7 +48,7 @@ def dry_run(plan: Plan) -> None:
         for line in _ranks(slots, found):
             print(printable(line))
         if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
-            print("note        pdsh waits for ever for a host that loses its network, unless ssh sends keep-alives:")
+            print("note        pdsh waits forever for a host that loses its network, unless ssh sends keep-alives:")
             print("note        export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'")
     print(printable(f"launch      {_launch(plan)}"))
     warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]

@@ -117,7 +117,7 @@ def _kept_per_token(encoder: EncoderConfig, length: int, element: int, recompute
     layers = encoder.num_hidden_layers
     kept = layer + (layers - 1) * element * H if recomputes else layers * layer
     embeddings = (element + mask) * E + (element * E if E != H else 0) + 8  # input and output of their LayerNorm
-    # unless by Triton in half precision: the bias [B, N, L, L], a layer's gradient and the sum of those of layers above
+    # unless by Triton in half precision: the bias [B, N, L, L], a layer's gradient, the sum of gradients from above
     has_table = in_triton and element == 2 and H <= WIDEST_HEAD * N
     bias = 0 if has_table or not encoder.relative_position else 3 * element * N * length
     return kept + embeddings + bias + element * H  # and the last layer's output

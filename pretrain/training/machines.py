@@ -20,8 +20,8 @@ from pretrain.training.plan import Plan
 LONG_ENOUGH = 0.03
 """Seconds that a layer's forward and backward should take, so that they can be measured."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
-"""A step's time over that of its layers, for embeddings and the update; and the time of heads, sampling and losses over
-that of their products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16:
+"""Ratios of times: a whole step, with embeddings and update, to its layers; heads, sampling and losses to their matrix
+products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16:
 the four forecasts are within 9% of the measured step (docs/evidence/speed.md)."""
 
 
@@ -35,11 +35,11 @@ class Machine(NamedTuple):
     memory: float
     """Bytes of one process."""
     capability: tuple[int, int] = (0, 0)
-    """Of a GPU."""
+    """CUDA compute capability of a GPU."""
     products: float = 0.0
     """FLOP/s of square products in the run's precision, of all processes together; measured on this machine only."""
     fp32_products: float = 0.0
-    """As `products`, in fp32."""
+    """The same as `products`, but in fp32."""
 
 
 GPUS = {
@@ -62,9 +62,9 @@ GPUS = {
     ),
     ("h100", "bf16"): Machine("H100", 185e12, "an A100's share, 19%, of 989 TFLOP/s (assumed)", 80 * GIB, (9, 0)),
 }
-"""By name and precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance; google-
-research/electra's README; NVIDIA's data sheets. Published sequences per second times the operations counted here. The
-memory is that of the model with the most."""
+"""GPUs by name and precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance;
+google-research/electra's README; NVIDIA's data sheets. Published sequences per second times the operations counted
+here. The memory is the largest sold of each GPU."""
 
 
 class Sizes(NamedTuple):
@@ -91,7 +91,7 @@ def machine_of(plan: Plan, world: World | None = None) -> Machine:
         return this_machine(Sizes(plan.run, manifest.vocab_size, manifest.seq_length), precision, processes, world)
     if found := GPUS.get((gpu, precision)):
         return found._replace(name=f"{processes} {found.name}", flops=found.flops * processes)
-    raise ConfigError(f"forecast: got {gpu} with {precision}, of which no speed is published; name another of the two")
+    raise ConfigError(f"forecast: got {gpu} with {precision}, for which no speed is published; name another of the two")
 
 
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:

@@ -70,9 +70,9 @@ def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
 
 
 def summary(vector: Tensor) -> dict[str, float]:
-    """Returns means from the summed vector, losses in nats per position; only the generator's without a discriminator.
+    """Returns means from the summed vector, losses in nats per position; without a discriminator, the generator's only.
 
-    `replace_rate` is the replaced share of masked positions, `replaced_share` that of all positions, the base rate of
+    `replace_rate` is the replaced share of masked positions, `replaced_share` of all positions: the base rate of
     detection. `discriminator_entropy` is the entropy of `replaced_share`: the loss of always predicting the base rate.
     `precision` and `recall` are for the class "replaced", and 0 if their denominator is 0.
     """

@@ -31,7 +31,7 @@ def build_model(description: RunDescription) -> Objective:
 
 
 def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | None = None) -> Objective:
-    """Returns the model as a new run starts: with fresh weights, or those of the models in `init_from`; `trained` as in
+    """Returns a new run's model with fresh weights, or with weights of the models in `init_from`; `trained` as in
     `find_sources`.
     """
     model = build_model(description)
@@ -43,9 +43,10 @@ def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | N
 
 
 def initial_state(description: RunDescription, resumes: bool = False) -> tuple[Objective, EngineState | None]:
-    """Returns the model as a new run starts; as a run `resumes`, the model for its checkpoint to fill. If a new run
-    keeps an optimizer, also its state at step 0: these weights, and Adam's moments and step count in the newest
-    checkpoint of the run in `init_from`.
+    """Returns a new run's model; if the run `resumes`, a model to load its checkpoint into.
+
+    A run that keeps an optimizer also gets its state at step 0: these weights, with Adam's moments and step count from
+    the newest checkpoint of the run in `init_from`.
 
     Raises:
         ConfigError: as `load_donors`, or that run has no intact checkpoint.
@@ -62,8 +63,9 @@ def initial_state(description: RunDescription, resumes: bool = False) -> tuple[O
 
 
 def initial_moment(description: RunDescription, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns one of Adam's moments at the start, from that of the run in `init_from`: extended by positions as the
-    weights are; 0 for new tokens and for parts that start fresh.
+    """Returns one of Adam's moments at the start, from the same moment of the run in `init_from`.
+
+    Positions are extended as in the weights; new tokens and parts that start fresh get 0.
     """
     model = empty_model(description)
     moment = {name: parameter.detach().zero_() for name, parameter in model.named_parameters()}
@@ -81,7 +83,7 @@ def is_run(names: Sequence[str]) -> bool:
 
 
 def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = None) -> Donors:
-    """The models that `--init_from` names: those of a run's newest checkpoint, or Hugging Face folders.
+    """The models that `--init_from` names: in a run's newest checkpoint, or in Hugging Face folders.
 
     `tensors` replace the weights of that checkpoint, by parameter name.
 
@@ -133,7 +135,7 @@ def compile_layers(model: torch.nn.Module) -> None:
 
 
 def load_trained(folder: Path, step: int | None = None) -> tuple[Objective, int]:
-    """Loads a run's newest intact checkpoint, or that of `step`; returns its model in fp32 on the CPU, and its step.
+    """Loads a run's checkpoint of `step`, by default the newest intact one; returns its model (fp32, CPU) and step.
 
     Raises:
         ConfigError: not a run folder, or no such intact checkpoint in it.

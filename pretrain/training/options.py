@@ -1,4 +1,4 @@
-"""The command line of a pre-training run, apart from its plan so that `--help` imports nothing slow."""
+"""The command line of a pre-training run, separate from its plan so that `--help` imports nothing slow."""
 
 from importlib.util import find_spec
 from pathlib import Path

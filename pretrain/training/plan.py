@@ -36,7 +36,7 @@ class Target(NamedTuple):
     gpu: str | None
     """The GPU that a dry run assumes, by its name in `machines.GPUS`; `None` for this machine."""
     slots: Slots | None
-    """By host, of the hostfile that a dry run checks."""
+    """Slots of each host in the hostfile that a dry run checks."""
 
     @property
     def on_gpu(self) -> bool:
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
         )
 
     def seconds(self, flops: float, steps: int) -> float:
-        """Forecast of so many steps' time, at this many FLOP/s over all processes."""
+        """Forecast of the time that `steps` steps take at `flops` FLOP/s over all processes."""
         return self.flops_per_step * steps / flops
 
     @property
@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 
 
 class Problems(list[str]):
-    """What is wrong with a plan, so that one error names all of it."""
+    """Everything wrong with a plan, collected so that one error names it all."""
 
     def attempt(self, make: Callable[[], Made]) -> Made | None:
         """Returns what `make` returns, or adds the problems of its ConfigError."""
@@ -190,7 +190,7 @@ def choose_run(options: RunOptions, sources: Donors | None = None) -> RunConfig:
 
 
 def target_of(options: RunOptions) -> Target:
-    """Returns this job's processes, or those that a dry run plans for.
+    """Returns this job's processes, or the processes that a dry run plans for.
 
     Raises:
         ConfigError: the hostfile is wrong.
@@ -203,8 +203,8 @@ def target_of(options: RunOptions) -> Target:
 
 
 def choose_file(options: RunOptions, started: RunDescription | None, target: Target) -> Choice:
-    """Returns the DeepSpeed file that the options name, or for `auto` the one of the precision that the run was started
-    in, else of the fastest precision of the target.
+    """Returns the DeepSpeed file that the options name. `auto` chooses the file by precision: the one that the run was
+    started in, else the fastest one on the target.
 
     Raises:
         ConfigError: the run was started in fp16, and there is no GPU.
@@ -242,7 +242,7 @@ def unkeepable(options: RunOptions, run: RunConfig) -> Iterator[str]:
     if "gdes" in (run.model.embedding_sharing, read_run(Path(options.init_from[0])).run.model.embedding_sharing):
         yield (
             "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or nes in"
-            " both: a sum's moments are not those of its parts; leave --keep_optimizer out"
+            " both: the moments of a sum do not apply to its parts; leave --keep_optimizer out"
         )
 
 

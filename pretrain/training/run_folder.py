@@ -1,7 +1,7 @@
 """The run folder: its description, its lock, and reading it again in later commands.
 
 RUN/run.json          description: configuration, vocabulary, data, code and package versions
-RUN/sampler.py        a copy of the file of the run's sampler, if it has one of its own; never run
+RUN/sampler.py        a copy of the sampler's file, if the run's sampler is not built in; never run
 RUN/deepspeed.json    the resolved DeepSpeed configuration
 RUN/tokenizer/        a copy of the shards' tokenizer
 RUN/metrics.jsonl     one record per log interval and per evaluation
@@ -49,7 +49,7 @@ VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 
 IN_WORDS = {"data_sha256": "other shards", "tokenizer_sha256": "another vocabulary"}
-"""What differs where a checksum does."""
+"""What a different checksum means, in words."""
 
 
 class RunDescription(StrictConfig):
@@ -193,8 +193,8 @@ def lock_run(folder: Path, description: RunDescription) -> Lock:
 
 def _in_use(folder: Path, who: str) -> ConfigError:
     return ConfigError(
-        f"output: {folder} is in use by {who}; wait for its end or stop it by `touch {folder / 'stop'}`, or name"
-        " another --output"
+        f"output: {folder} is in use by {who}; wait until it ends, stop it with `touch {folder / 'stop'}`, or"
+        " name another --output"
     )
 
 

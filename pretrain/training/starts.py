@@ -16,7 +16,7 @@ from pretrain.engine.engine import Engine
 
 STARTS = "starts.jsonl"
 PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "PYTORCH_")
-"""Prefixes of the environment variables recorded: those that can change speed, memory or results."""
+"""Prefixes of the environment variables recorded: variables that can change speed, memory or results."""
 
 
 def record_start(folder: Path, engine: Engine, step: int, matrix_peak: float, fp32_peak: float | None) -> None:

@@ -56,7 +56,7 @@ class OwnTime:
         self._events.append((start, end))
 
     def end(self) -> dict[str, float]:
-        """Returns the slowest rank, its own seconds per step and the median rank's; starts anew. Collective."""
+        """Returns the slowest rank, its own seconds per step and the median rank's; starts again. Collective."""
         self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
         seconds = [own for (own,) in of_ranks(self._engine, self._seconds / self._steps)]
         self._steps, self._seconds, self._events = 0, 0.0, []

@@ -185,7 +185,7 @@ def test_masks_are_compared_with_their_expected_distribution(built, capsys):
     assert "of the masked words, at most 2 in one mask" in printed
 
 
-def test_masked_tokens_are_coloured_on_a_terminal_only(built, capsys, monkeypatch):
+def test_masked_tokens_are_colored_on_a_terminal_only(built, capsys, monkeypatch):
     main(InspectOptions(folder=built, show=1))
     assert "\033[" not in capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

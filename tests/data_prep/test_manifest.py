@@ -91,7 +91,7 @@ def with_share(values, **changes):
         (lambda values: with_shard(values, name="../shard-00000"), "shards.0.name"),
         (lambda values: with_shard(values, name="shard-00000\n"), "shards.0.name"),
         (lambda values: with_shard(values, name="shard-" + "0" * 5000), "shards.0.name"),
-        (lambda values: with_shard(values, name="shard-00001"), "two of its shards have one name"),
+        (lambda values: with_shard(values, name="shard-00001"), "two of its shards have the same name"),
         (lambda values: with_shard(values, written={}), "shards.0.written"),
         (lambda values: with_shard(values, written={"/../../x": [1, "0"]}), "shards.0.written"),
         (lambda values: with_shard(values, written={"\0": [1, "0"]}), "shards.0.written"),

@@ -116,9 +116,9 @@ def test_no_ngram_crosses_segments():
     """All n-grams have three words, but the first segment has only one, which is then an n-gram."""
     sequence = np.array([CLS, WORD, SEP, *([WORD] * 36), SEP])
     masked, _ = draw([sequence] * 2000, ngram=(0.0, 0.0, 1.0), copies=1)
-    alone, neighbour = masked[:, 0, 1], masked[:, 0, 3]
-    together = (alone & neighbour).mean()
-    assert together < 1.6 * alone.mean() * neighbour.mean() + 0.02
+    alone, neighbor = masked[:, 0, 1], masked[:, 0, 3]
+    together = (alone & neighbor).mean()
+    assert together < 1.6 * alone.mean() * neighbor.mean() + 0.02
 
 
 def test_masks_depend_only_on_the_seed(sequences):
@@ -263,7 +263,7 @@ class Corpus:
 
     def p_value(self, cell_T, difference_T, chance_T):
         expected = np.bincount(cell_T, chance_T)
-        least = expected.sum() / 64  # per cell; smaller cells are merged with their neighbours
+        least = expected.sum() / 64  # per cell; smaller cells are merged with their neighbors
         merged = np.unique((np.cumsum(expected) - expected) // least, return_inverse=True)[1]
         cell_T, count = merged[cell_T], merged.max() + 1
         flat = self.sequence_T * count + cell_T
@@ -284,7 +284,7 @@ def test_every_token_of_a_skewed_corpus_has_the_same_chance(skewed_corpus, ngram
 
 
 def test_the_test_of_equal_chances_detects_windows_that_start_where_the_list_does(skewed_corpus, monkeypatch):
-    """Such a mask trims only the end of the shuffled list, which favours the first pieces of words."""
+    """Such a mask trims only the end of the shuffled list, which favors the first pieces of words."""
     right = masking._Batch._used_places
     monkeypatch.setattr(masking._Batch, "_used_places", lambda self, turn, used: right(self, np.zeros_like(turn), used))
     found = skewed_corpus.p_values((0.8, 0.1, 0.1), 1, seed=5)

@@ -31,8 +31,8 @@ every_head = pytest.mark.parametrize("head", HEADS)
 def test_the_first_argument_is_input_ids_and_an_unknown_one_is_refused(head: str) -> None:
     model = new_model(head)
     assert next(iter(inspect.signature(model.forward).parameters)) == model.main_input_name == "input_ids"
-    with pytest.raises(TypeError, match="misspelt"):
-        model(**inputs(head), misspelt=True)
+    with pytest.raises(TypeError, match="misspelled"):
+        model(**inputs(head), misspelled=True)
 
 
 @every_head

@@ -218,7 +218,7 @@ def test_labels_that_a_tagger_cannot_have_are_refused(
     model = Path(shutil.copytree(tagger[0], tmp_path / "model"))
     described = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(described | changes))
-    with pytest.raises(ConfigError, match=r"config\.json: id2label: got .* expected the labels by number from 0"):
+    with pytest.raises(ConfigError, match=r"config\.json: id2label: got .* expected a label for each number from 0"):
         predicted(model, "word1", tmp_path)
 
 

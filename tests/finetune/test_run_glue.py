@@ -130,10 +130,10 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"set": ("deepspeed.train_micro_batch_size_per_gpu=3",)}, "batch_size: got 32, expected a multiple of 3"),
         ({"set": ("deepspeed.bf16.enable=true",)}, "--set deepspeed.bf16.enable: unknown key; did you mean 'enabled'?"),
         ({"set": ("layer_decay=2",)}, "layer_decay: got 2, expected: input should be less than or equal to 1"),
-        ({"set": ("layer_decy=1",)}, "--set: got 'layer_decy', expected KEY=VALUE for a KEY that --list_settings"),
+        ({"set": ("layer_decy=1",)}, "--set: got 'layer_decy', expected KEY=VALUE with a KEY from --list_settings"),
         ({"set": ("layer_decay",)}, "layer_decay: got None, expected: input should be a valid number"),
         ({"set": ("epochs=2",)}, "--set: got 'epochs', expected KEY=VALUE"),
-        ({"set": ("layer_decay=1", "layer_decay=0.9")}, "each given once, by --set or by its option"),
+        ({"set": ("layer_decay=1", "layer_decay=0.9")}, "each given only once, by --set or by its own option"),
     ],
 )
 def test_a_user_error_is_named_before_anything_is_written(

@@ -119,7 +119,7 @@ def test_the_snippet_of_the_card_runs_in_the_exported_folder(
     assert settings[0]["model_max_length"] == settings[1]["max_position_embeddings"]
 
 
-def test_a_language_or_licence_that_the_hub_cannot_know_is_refused(tmp_path: Path) -> None:
+def test_a_language_or_license_that_the_hub_cannot_know_is_refused(tmp_path: Path) -> None:
     for name, value in (("language", "German"), ("license", "The MIT")):
         with pytest.raises(ConfigError, match=f"{name}: .*{value}"):
             ExportOptions.from_values({"run": tmp_path, "out": tmp_path / "out", name: value})

@@ -144,12 +144,12 @@ def test_code_planted_beside_a_tokenizer_is_neither_copied_nor_run(
     plant(tmp_path / "shards" / "tokenizer", marker)
     bind_tokenizer(tmp_path / "shards")
     untouched_run(tmp_path / "run", tmp_path / "shards", objective)
-    travelled = files(tmp_path / "run" / "tokenizer")
+    copied = files(tmp_path / "run" / "tokenizer")
     shutil.rmtree(tmp_path / "run" / "tokenizer")
     shutil.copytree(tmp_path / "shards" / "tokenizer", tmp_path / "run" / "tokenizer")
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     assert follow(tmp_path / "out" / "README.md", marker) == ""
-    assert travelled == TOKENIZER
+    assert copied == TOKENIZER
     model = {"config.json", "model.safetensors", MODEL_FILE, *TOKENIZER}
     within = {f"generator/{name}" for name in model} if objective == "hp_loss" else set()
     assert files(tmp_path / "out") == model | {"README.md"} | within
@@ -192,7 +192,7 @@ def test_a_link_out_of_a_tokenizer_folder_is_not_followed(name: str, shards_fold
     path = tmp_path / "shards" / "tokenizer" / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    refused = f"{name}: is a link out of its folder; replace it by a copy of the file"
+    refused = f"{name}: links to a file outside its folder; replace it with a copy"
     with pytest.raises(ConfigError, match=refused):
         Shards(tmp_path / "shards")
     with pytest.raises(ConfigError, match=refused):

@@ -16,7 +16,7 @@ from pretrain.training.run_log import RunLog
 
 @pytest.fixture
 def run(shards_folder: Path, tmp_path: Path) -> Symptoms:
-    """A run whose loss falls to 1 at step 80 and rises afterwards."""
+    """A run whose loss falls to 1 at step 80 and rises afterward."""
     config, shards = PRESETS["tiny"], Shards(shards_folder)
     write_run(tmp_path, describe(config, shards), {})
     log = RunLog(tmp_path, step=0, total_steps=200)

@@ -96,7 +96,7 @@ def read(folder: Path, steps: int, window: int = WINDOW) -> list[np.ndarray]:
 def at_most(calls: int) -> Callable[[str], None]:
     """For `on_wait`: fails a test that waits longer."""
     left = iter(range(calls))
-    return lambda what: pytest.fail(f"{what} for ever") if next(left, None) is None else None
+    return lambda what: pytest.fail(f"{what} forever") if next(left, None) is None else None
 
 
 def equal(ours: list[np.ndarray], theirs: list[np.ndarray]) -> bool:

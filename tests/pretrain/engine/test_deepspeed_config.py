@@ -186,9 +186,9 @@ def test_an_override_may_make_a_file_valid_or_invalid() -> None:
 
 @pytest.mark.parametrize("path", list(key_paths(values_of("zero1_fp16"))), ids=".".join)
 def test_a_misspelled_key_at_any_level_is_refused_with_the_right_one(path: tuple[str, ...]) -> None:
-    misspelt = path[-1][:2] + path[-1][3:] if len(path[-1]) > 3 else path[-1] + "x"
-    said = problems(renamed(values_of("zero1_fp16"), path, misspelt))
-    assert ".".join((*path[:-1], misspelt)) in said
+    misspelled = path[-1][:2] + path[-1][3:] if len(path[-1]) > 3 else path[-1] + "x"
+    said = problems(renamed(values_of("zero1_fp16"), path, misspelled))
+    assert ".".join((*path[:-1], misspelled)) in said
     assert f"did you mean '{path[-1]}'" in said
 
 

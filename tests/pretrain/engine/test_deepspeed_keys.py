@@ -105,7 +105,7 @@ def taken(schema: type[BaseModel] = DeepSpeedConfig, path: str = "") -> Iterator
                 yield from taken(part, f"{path}{name}.")
 
 
-def misspelt(key: str) -> set[str]:
+def misspelled(key: str) -> set[str]:
     name = key.rpartition(".")[2]
     middle = len(name) // 2
     changed = {
@@ -148,7 +148,7 @@ def test_every_misspelling_of_an_accepted_key_is_refused_with_the_right_one(docu
     for key in sorted(known):
         if not set(parents(key)[:-1]) <= set(taken()):
             continue  # the whole section is refused
-        for wrong in misspelt(key) - known:
+        for wrong in misspelled(key) - known:
             said = said_of(wrong)
             assert f"{wrong}: unknown key" in said, wrong
             if key in set(taken()):

@@ -92,12 +92,12 @@ def test_padding_has_no_effect() -> None:
 
 def test_a_local_start_prefers_each_heads_neighbor_and_falls_with_distance() -> None:
     table = encoder(relative_bias_init="local").encoder.relative_attention_bias.weight
-    for head, neighbour in ((0, -1), (1, 1), (2, -1)):
+    for head, neighbor in ((0, -1), (1, 1), (2, -1)):
         bias = {
             d: table[relative_bucket(torch.tensor(d), 32, 128), head].item() for d in (-60, -9, -2, -1, 0, 1, 2, 9, 60)
         }
-        assert max(bias, key=bias.__getitem__) == neighbour
-        side = [bias[neighbour * d] for d in (1, 2, 9, 60)]
+        assert max(bias, key=bias.__getitem__) == neighbor
+        side = [bias[neighbor * d] for d in (1, 2, 9, 60)]
         assert side == sorted(side, reverse=True)
 
 

@@ -92,7 +92,7 @@ def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_pa
     found, _ = doubts(plan, PARAMETERS, GPU)
     share = 1 - plan.shards.mean_length / 128
     assert share > 0.5 and found.startswith(
-        f"data: {share:.0%} of what is computed would be padding, expected at most 25%"
+        f"data: {share:.0%} of the computation would be on padding, expected at most 25%"
     )
     assert "shorter --seq_length" in found
 

@@ -47,5 +47,5 @@ def test_a_gpu_is_forecast_by_its_published_speed(
 
 
 def test_a_speed_that_nobody_has_published_is_not_made_up(shards_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^forecast: got a100 with fp32, of which no speed is published"):
+    with pytest.raises(ConfigError, match=r"^forecast: got a100 with fp32, for which no speed is published"):
         machine_of(planned(shards_folder, tmp_path, forecast="a100", deepspeed_config="zero1_fp32"))
