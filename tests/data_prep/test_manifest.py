@@ -35,7 +35,7 @@ def test_totals_are_the_sums_of_the_shards(built):
 
 
 def test_a_folder_without_a_manifest_is_an_unfinished_build_or_no_folder_of_shards(tmp_path):
-    with pytest.raises(ConfigError, match=f"is no folder of shards: .*build_shards.py --input {tmp_path}, and name"):
+    with pytest.raises(ConfigError, match=f"is no folder of shards: .*build_shards.py --input {tmp_path}, and give"):
         load_manifest(tmp_path)
     (tmp_path / RECORDS_NAME).mkdir()
     with pytest.raises(ConfigError, match=f"is not complete: .* run data_prep/build_shards.py --output {tmp_path}"):

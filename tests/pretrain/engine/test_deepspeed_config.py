@@ -78,7 +78,7 @@ def test_every_shipped_file_resolves_with_the_values_of_the_run(path: Path) -> N
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_has_a_fitting_name_and_is_listed(path: Path) -> None:
     assert_named_for_what_it_is(path.stem, json.loads(path.read_text()))
-    assert f"`{path.stem}`" in (FOLDER / "README.md").read_text()
+    assert f"`{path.stem}`" in (FOLDER.parent / "docs/reference/deepspeed.md").read_text()
 
 
 def assert_named_for_what_it_is(name: str, values: dict[str, Any]) -> None:
