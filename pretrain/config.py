@@ -13,7 +13,7 @@ from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, one
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class, objective_names
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import AnyModelConfig
 
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
@@ -21,7 +21,7 @@ Count = Annotated[int, Field(gt=0, le=MOST)]
 class RunConfig(StrictConfig):
     """Everything that determines a run's mathematics, plus how often it reports and saves."""
 
-    model: ModelConfig
+    model: AnyModelConfig
     objective: SerializeAsAny[ObjectiveConfig]
     """Settings of an objective; `name` selects its class."""
     optim: OptimConfig

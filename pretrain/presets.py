@@ -11,7 +11,7 @@ from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import load_objective, objective_class
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig, ModernModelConfig
 
 PAPER: dict[str, dict[str, Any]] = {
     "hp_loss": {"lambda1": 5.0, "lambda2": 50.0, "gamma": 1.0},  # paper section 4.1
@@ -29,7 +29,7 @@ def objective_config(name: str, **settings: Any) -> ObjectiveConfig:
 
 TINY = RunConfig(
     # Ours: the smallest model seen to detect replacements in 2,000 steps (docs/evidence/results.md).
-    model=ModelConfig(
+    model=ElectraModelConfig(
         layers=2,
         hidden_size=128,
         heads=4,
@@ -51,7 +51,7 @@ TINY = RunConfig(
 )
 
 SMALL = RunConfig(
-    model=ModelConfig(
+    model=ElectraModelConfig(
         layers=12,  # all sizes: paper, table of pre-training hyperparameters
         hidden_size=256,
         heads=4,
@@ -65,7 +65,7 @@ SMALL = RunConfig(
 )
 
 BASE = RunConfig(
-    model=ModelConfig(
+    model=ElectraModelConfig(
         layers=12,  # all sizes: paper, table of pre-training hyperparameters
         hidden_size=768,
         heads=12,
@@ -78,7 +78,44 @@ BASE = RunConfig(
     batch_size=256,  # GOO
 )
 
-PRESETS = {"tiny": TINY, "small": SMALL, "base": BASE}
+
+def modern(layers: int, hidden: int, intermediate: int, heads: int, **settings: Any) -> RunConfig:
+    """Returns a run of ModernBERT's encoder with ELECTRA's objective settings; the generator has a quarter of its width."""
+    model = ModernModelConfig(
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        intermediate_size=intermediate,
+        embedding_size=hidden,
+        generator_hidden_size=hidden // heads * max(1, heads // 4),
+    )
+    return SMALL.model_copy(update={"model": model, **settings})
+
+
+PRESETS = {
+    "tiny": TINY,
+    "small": SMALL,
+    "base": BASE,
+    # ModernBERT's encoder, in the shapes of Ettin (Weller et al. 2025, table 1)
+    "modern_tiny": TINY.model_copy(
+        update={
+            "model": ModernModelConfig(
+                layers=3,
+                hidden_size=128,
+                heads=4,
+                intermediate_size=256,
+                embedding_size=128,
+                generator_hidden_size=64,
+                dropout=0.0,
+                initializer_range=0.1,
+            )
+        }
+    ),
+    "modern_17m": modern(7, 256, 384, 4),
+    "modern_32m": modern(10, 384, 576, 6),
+    "modern_68m": modern(19, 512, 768, 8),
+    "modern_base": modern(22, 768, 1152, 12, optim=BASE.optim, batch_size=BASE.batch_size),
+}
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     # GLUE and SQuAD 2.0 tables, small and base

@@ -18,8 +18,7 @@ from pretrain.method.electra import Detection, DetectionConfig, Electra
 from pretrain.method.sampling import Prediction, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import Dense
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
-from pretrain.model.heads import DiscriminatorHead
+from pretrain.model.encoder import EncoderSizes
 
 MOST_TOKENS = 1 << 24
 """Tokens to count at most; the rarest frequency that matters, 1 in 10,000, is then known to 3%."""
@@ -35,11 +34,11 @@ class Floor(Detection):
     def __init__(self, model: ModelConfig, objective: DetectionConfig, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
         (config,) = self.encoders(model, vocab_size)
-        self.discriminator = ElectraEncoder(config)
-        self.discriminator_predictions = DiscriminatorHead(config)
+        self.discriminator = model.parts.encoder(config)
+        self.discriminator_predictions = model.parts.detector(config)
 
     @staticmethod
-    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
+    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderSizes, ...]:
         return (model.discriminator(vocab_size),)
 
     @abstractmethod

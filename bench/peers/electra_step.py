@@ -12,13 +12,13 @@ from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTrainin
 
 from bench.batches import MASK, VOCABULARY
 from pretrain.data.batches import Batch
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig
 
 LAMBDA = 50.0  # weight of the discriminator's loss in ELECTRA
 LEARNING_RATE = 1e-4
 
 
-def electra_step(model: ModelConfig, batch: Batch, dtype: torch.dtype, compiled: bool) -> Callable[[], None]:
+def electra_step(model: ElectraModelConfig, batch: Batch, dtype: torch.dtype, compiled: bool) -> Callable[[], None]:
     """A function that runs forward, backward and update on `batch`, for a pair with the sizes of `model`."""
     device = batch.input_ids_BL.device
     pair = nn.ModuleList(shared_pair(model)).to(device, dtype)
@@ -43,7 +43,7 @@ def electra_step(model: ModelConfig, batch: Batch, dtype: torch.dtype, compiled:
     return step
 
 
-def shared_pair(model: ModelConfig) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
+def shared_pair(model: ElectraModelConfig) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
     """Generator and discriminator with shared embeddings; without relative positions, which Hugging Face's lacks."""
     pair = []
     for encoder, wanted in (

@@ -20,7 +20,7 @@ from pretrain.engine.hardware import DTYPES, use_operations
 from pretrain.engine.optim import UNSCALED, AdamScale
 from pretrain.engine.plain import MOMENTS, Backend, Plain
 from pretrain.job.processes import World
-from pretrain.model.encoder import LayerStack
+from pretrain.model.encoder import Stack
 
 Inputs = ParamSpec("Inputs")
 Output_co = TypeVar("Output_co", covariant=True)
@@ -77,7 +77,7 @@ class Engine(Generic[Model_co]):
         use_operations(world)
         self.config, self.world, self.device, self.dtype = config, world, world.device, DTYPES[config.precision]
         for module in model.modules():
-            if isinstance(module, LayerStack):
+            if isinstance(module, Stack):
                 module.recompute = config.recomputes
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         initial = {name: p.detach() for name, p in model.named_parameters()} if world.is_first else None

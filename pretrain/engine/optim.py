@@ -95,7 +95,7 @@ def decays(name: str) -> bool:
 
     This is google-research/electra's and UniLM's rule; it also exempts the relative position bias table.
     """
-    return "LayerNorm" not in name and "bias" not in name
+    return "norm" not in name.lower() and "bias" not in name
 
 
 def parameter_groups(

@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from foundation.config import ConfigError, StrictConfig, counted, read_object
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.huggingface.modernbert import MODEL_TYPE, read_modernbert, unfolded
+from pretrain.model.encoder import ElectraEncoder, Encoder, EncoderConfig, EncoderSizes
+from pretrain.model.modern import ModernConfig, ModernEncoder
 
 STOCK_MODEL_TYPE = "electra"
 RELATIVE_MODEL_TYPE = "electra_sampler"
@@ -132,7 +134,7 @@ def save_folder(
     )
 
 
-def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> ElectraEncoder:
+def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> Encoder:
     """Returns the encoder of an exported or stock ELECTRA, from a local folder or, if there is a network, the hub.
 
     `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace `EncoderConfig` fields,
@@ -142,10 +144,12 @@ def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes:
         ConfigError: no such folder, not an ELECTRA, or weights that do not fit the configuration.
     """
     local = find_folder(folder)
-    encoder = ElectraEncoder(dataclasses.replace(read_encoder_config(local), **changes))
+    config = dataclasses.replace(read_encoder_config(local), **changes)
+    modern = isinstance(config, ModernConfig)
+    encoder: Encoder = ModernEncoder(config) if isinstance(config, ModernConfig) else ElectraEncoder(config)
     if random_weights:
         return encoder
-    weights = read_weights(local)
+    weights = unfolded(read_weights(local)) if modern else read_weights(local)
     own = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
     if own:
         fill(nn.ModuleDict({"electra": encoder}), own, local)
@@ -183,13 +187,15 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     return read_object(folder / name, "model", AGAIN)
 
 
-def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:
+def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderSizes:
     """Returns the encoder configuration in a folder's `config.json`, or in `settings` in its place.
 
     Raises:
         ConfigError: it is not an ELECTRA, or one with settings that this implementation lacks.
     """
     path, values = folder / "config.json", settings or read_config(folder)
+    if values.get("model_type") == MODEL_TYPE:
+        return read_modernbert(values, f"model: {path}")
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; name an ELECTRA model")
     try:

@@ -13,15 +13,15 @@ from typing import Literal
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss
 from pretrain.method.objective import Cost, ElectraOutput, Objective, ObjectiveConfig, PredictionConfig
 from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, Embeddings, EncoderConfig
-from pretrain.model.heads import DiscriminatorHead, Scores, VocabularyScores, VocabularyTransform
+from pretrain.model.encoder import Encoder, EncoderSizes
+from pretrain.model.heads import Scores, VocabularyScores
 
 SamplerLoss = Callable[[Tensor, Tensor], Tensor]
 """L_S of a draw, [B, K], as a function of the discriminator's logits and losses at the masked positions."""
@@ -60,8 +60,8 @@ class Detection(Objective):
     """A discriminator that learns to spot replaced tokens; subclasses predict p_G, and may draw from another p_S."""
 
     objective: DetectionConfig
-    discriminator: ElectraEncoder
-    discriminator_predictions: DiscriminatorHead
+    discriminator: Encoder
+    discriminator_predictions: nn.Module
 
     def forward(self, batch: Batch, entropies: bool = False, from_p_G: bool = False) -> ElectraOutput:
         """Computes the losses of one micro-batch. With `from_p_G`, x' is drawn as in ELECTRA."""
@@ -148,19 +148,19 @@ class Electra(Detection):
     def __init__(self, model: ModelConfig, objective: ReplacementConfig, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
         generator, discriminator = self.encoders(model, vocab_size)
-        embeddings = Embeddings(discriminator)
-        self.generator = ElectraEncoder(generator, embeddings)
-        self.generator_predictions = VocabularyTransform(generator)
+        embeddings = model.parts.embeddings(discriminator)
+        self.generator: Encoder = model.parts.encoder(generator, embeddings)
+        self.generator_predictions: nn.Module = model.parts.transform(generator)
         self.generator_lm_head = VocabularyScores(generator)
-        self.discriminator = ElectraEncoder(discriminator, embeddings)
+        self.discriminator = model.parts.encoder(discriminator, embeddings)
         if model.embedding_sharing == "nes":
             self.discriminator.embeddings = deepcopy(embeddings)
         elif model.embedding_sharing == "gdes":
-            self.discriminator.embeddings = DisentangledEmbeddings(embeddings)
-        self.discriminator_predictions = DiscriminatorHead(discriminator)
+            self.discriminator.embeddings = model.parts.disentangled(embeddings)
+        self.discriminator_predictions = model.parts.detector(discriminator)
 
     @staticmethod
-    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
+    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderSizes, ...]:
         return model.generator(vocab_size), model.discriminator(vocab_size)
 
     def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
@@ -190,7 +190,7 @@ def no_loss(d_BK: Tensor, loss_D_BK: Tensor) -> Tensor:
     return torch.zeros_like(loss_D_BK)
 
 
-def masked_states(encoder: ElectraEncoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
+def masked_states(encoder: Encoder, batch: Batch, special_mask_id: int, keep_fraction: float) -> Tensor:
     """Returns the encoder's hidden states at the masked positions, [B, K, H], all that the vocabulary heads need."""
     mask_BK = torch.full_like(batch.masked_positions_BK, special_mask_id)
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)

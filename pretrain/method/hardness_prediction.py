@@ -18,7 +18,7 @@ from pretrain.method.objective import Cost
 from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import Distribution
-from pretrain.model.heads import Scores, VocabularyScores, VocabularyTransform
+from pretrain.model.heads import Scores, VocabularyScores
 
 
 class SamplingHeadConfig(ReplacementConfig):
@@ -52,7 +52,7 @@ class SamplingHead(Sampler):
         self, model: ModelConfig, objective: SamplingHeadConfig, vocab_size: int, special_mask_id: int
     ) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
-        self.sampler_transform = VocabularyTransform(self.generator.config)
+        self.sampler_transform = model.parts.transform(self.generator.config)
         self.sampler_scores = VocabularyScores(self.generator.config, self.objective.sampling_bias)
         self.start()
 

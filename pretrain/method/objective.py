@@ -16,7 +16,7 @@ from pretrain.data.shards import Shards
 from pretrain.method.losses import Gamma
 from pretrain.method.sampling import Draw
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import EncoderConfig
+from pretrain.model.encoder import EncoderSizes
 
 LARGEST_GAMMA = 100.0
 """Above it, (1 - p)^gamma is 0 in fp32 wherever p exceeds 0.6, and such positions would contribute no gradient."""
@@ -138,5 +138,5 @@ class Objective(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderConfig, ...]:
+    def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderSizes, ...]:
         """Returns the configurations of the model's encoders, the one that predicts masked tokens, if any, first."""

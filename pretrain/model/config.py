@@ -1,12 +1,30 @@
-"""Model sizes of a run: the discriminator's, from which the generator's are derived."""
+"""Model sizes of a run: the discriminator's, from which the generator's are derived. One class per kind of encoder."""
 
 import math
-from typing import Annotated, Literal
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from foundation.config import StrictConfig
-from pretrain.model.encoder import EncoderConfig
+from pretrain.model.encoder import (
+    DisentangledEmbeddings,
+    ElectraEncoder,
+    Embeddings,
+    EncoderConfig,
+    EncoderSizes,
+    LayerStack,
+)
+from pretrain.model.heads import DiscriminatorHead, VocabularyTransform
+from pretrain.model.modern import (
+    DisentangledWords,
+    ModernConfig,
+    ModernDiscriminatorHead,
+    ModernEncoder,
+    ModernStack,
+    ModernTransform,
+    WordEmbeddings,
+)
 
 Width = Annotated[int, Field(gt=0, le=2**17)]
 """A layer width; the limit is nearly twice the widest published dense model (PaLM's feed-forward layer, 73,728)."""
@@ -16,9 +34,28 @@ WIDEST_HEAD = 128
 8.0 on: 99 KB at 8.6, 8.9 and 12.0, more at others."""
 
 
+class Parts(NamedTuple):
+    """The modules of one kind of encoder; each is built from the configuration of an encoder."""
+
+    encoder: Any
+    """Built from its embeddings, too."""
+    embeddings: Any
+    disentangled: Any
+    """Embeddings of a discriminator under gradient-disentangled sharing, built from the generator's."""
+    transform: Any
+    """Hidden states to word embeddings, for scores over the vocabulary."""
+    detector: Any
+    """Hidden states to the discriminator's logits."""
+    layers: Any
+    """The layers alone, which a forecast measures."""
+
+
 class ModelConfig(StrictConfig):
     """Sizes of the discriminator, and the width of the generator, whose other sizes are derived."""
 
+    parts: ClassVar[Parts]
+    backbone: str
+    """Kind of encoder; a preset chooses it."""
     layers: int = Field(gt=0, le=1024)
     """Transformer layers of each encoder; the deepest model trained so far has 1,000 (DeepNet)."""
     hidden_size: Width
@@ -42,12 +79,6 @@ class ModelConfig(StrictConfig):
     """Dropout of attention weights (google-research/electra; not in the paper)."""
     initializer_range: float = Field(default=0.02, ge=1e-6, le=1)
     """Deviation of initial matrices (google-research/electra); narrow models learn sooner with about 1/sqrt(width)."""
-    relative_position: bool = True
-    """T5's relative position bias (paper section 4.1)."""
-    relative_bias_init: Literal["t5", "local"] = "t5"
-    """Initial relative position bias: T5's, or `local` for runs too small to leave the unigram plateau otherwise."""
-    layer_norm_eps: float = Field(default=1e-12, ge=1e-30, le=0.01)
-    """Added to the variance in every LayerNorm (BERT and google-research/electra; 1e-5 in microsoft/mpnet-base)."""
 
     @model_validator(mode="after")
     def _heads_divide_widths(self) -> "ModelConfig":
@@ -67,10 +98,10 @@ class ModelConfig(StrictConfig):
             )
         return self
 
-    def discriminator(self, vocab_size: int) -> EncoderConfig:
+    def discriminator(self, vocab_size: int) -> EncoderSizes:
         return self._encoder(vocab_size, self.hidden_size, self.heads, self.intermediate_size)
 
-    def generator(self, vocab_size: int) -> EncoderConfig:
+    def generator(self, vocab_size: int) -> EncoderSizes:
         """Returns the generator's sizes: depth and head size as the discriminator's; number of heads and feed-forward
         width scaled with its width (as in google-research/electra).
         """
@@ -78,8 +109,8 @@ class ModelConfig(StrictConfig):
         heads = max(1, width * self.heads // self.hidden_size)
         return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)
 
-    def _encoder(self, vocab_size: int, hidden_size: int, heads: int, intermediate_size: int) -> EncoderConfig:
-        return EncoderConfig(
+    def _encoder(self, vocab_size: int, hidden_size: int, heads: int, intermediate_size: int) -> EncoderSizes:
+        return self.encoder(
             vocab_size=vocab_size,
             embedding_size=self.embedding_size,
             hidden_size=hidden_size,
@@ -90,7 +121,57 @@ class ModelConfig(StrictConfig):
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.attention_dropout,
             initializer_range=self.initializer_range,
+        )
+
+    @abstractmethod
+    def encoder(self, **sizes: Any) -> EncoderSizes:
+        """Returns the configuration of an encoder with these sizes."""
+
+
+class ElectraModelConfig(ModelConfig):
+    """ELECTRA's encoder, with T5's relative positions (paper)."""
+
+    parts = Parts(
+        ElectraEncoder, Embeddings, DisentangledEmbeddings, VocabularyTransform, DiscriminatorHead, LayerStack
+    )
+    backbone: Literal["electra"] = "electra"
+    relative_position: bool = True
+    """T5's relative position bias (paper section 4.1)."""
+    relative_bias_init: Literal["t5", "local"] = "t5"
+    """Initial relative position bias: T5's, or `local` for runs too small to leave the unigram plateau otherwise."""
+    layer_norm_eps: float = Field(default=1e-12, ge=1e-30, le=0.01)
+    """Added to the variance in every LayerNorm (BERT and google-research/electra; 1e-5 in microsoft/mpnet-base)."""
+
+    def encoder(self, **sizes: Any) -> EncoderConfig:
+        return EncoderConfig(
+            **sizes,
             relative_position=self.relative_position,
             relative_bias_init=self.relative_bias_init,
             layer_norm_eps=self.layer_norm_eps,
         )
+
+
+class ModernModelConfig(ModelConfig):
+    """ModernBERT's encoder: rotary positions, windows of attention, gated feed-forward layers."""
+
+    parts = Parts(
+        ModernEncoder, WordEmbeddings, DisentangledWords, ModernTransform, ModernDiscriminatorHead, ModernStack
+    )
+    backbone: Literal["modern"] = "modern"
+    attention_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of attention weights (ModernBERT: none)."""
+    global_every: int = Field(default=3, gt=0, le=1024)
+    """Every so many layers attend to all tokens, from the first on, and the others to a window (ModernBERT)."""
+    window: int = Field(default=128, gt=0, le=2**17, multiple_of=2)
+    """Tokens around each one that a layer with a window attends to, half on each side (ModernBERT)."""
+    global_theta: float = Field(default=10_000.0, gt=1, le=1e9)
+    """Base of rotary positions where attention is to all tokens: 10,000, or 160,000 for length 8,192 (ModernBERT)."""
+    local_theta: float = Field(default=10_000.0, gt=1, le=1e9)
+    """Base of rotary positions where attention is to a window (ModernBERT)."""
+
+    def encoder(self, **sizes: Any) -> ModernConfig:
+        own = self.model_dump(include={"global_every", "window", "global_theta", "local_theta"})
+        return ModernConfig(**sizes, **own)
+
+
+AnyModelConfig = Annotated[ElectraModelConfig | ModernModelConfig, Field(discriminator="backbone")]

@@ -10,9 +10,10 @@ V vocabulary.
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,8 @@ from pretrain.model import ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Sizes and switches of one encoder; field names follow Hugging Face's `ElectraConfig` where it has them."""
+class EncoderSizes(ABC):
+    """The sizes that every kind of encoder has; field names follow Hugging Face's."""
 
     vocab_size: int
     embedding_size: int
@@ -32,11 +33,37 @@ class EncoderConfig:
     num_attention_heads: int
     intermediate_size: int
     max_position_embeddings: int = 512
-    type_vocab_size: int = 2
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+
+    @abstractmethod
+    def layer_flops(self, length: int) -> float:
+        """Returns FLOPs per word piece of one layer's forward, averaged over the layers."""
+
+    @property
+    @abstractmethod
+    def layer_elements(self) -> int:
+        """Numbers per word piece that a layer keeps for the backward pass, in the model's precision."""
+
+    @property
+    def learns_bias(self) -> bool:
+        """True if attention adds a learned bias to its scores."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(EncoderSizes):
+    """Sizes and switches of one encoder; field names follow Hugging Face's `ElectraConfig` where it has them."""
+
+    type_vocab_size: int = 2
     relative_position: bool = True
     """T5's relative position bias, added to the scaled attention scores, in addition to absolute positions."""
     relative_attention_num_buckets: int = 32
@@ -46,11 +73,20 @@ class EncoderConfig:
     relative_bias_init: Literal["t5", "local"] = "t5"
     """`t5`: normal with standard deviation H^-1/2, as in T5. `local`: each head prefers its left or right neighbor."""
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
+    def layer_flops(self, length: int) -> float:
+        hidden = self.hidden_size
+        return 2.0 * (4 * hidden * hidden + 2 * hidden * self.intermediate_size + 2 * length * hidden)
+
+    @property
+    def layer_elements(self) -> int:
+        """Its input; query, key, value and output of attention; the inputs of both LayerNorms; input and output of
+        GELU, and the input of the dense layer before it.
+        """
+        return 8 * self.hidden_size + 2 * self.intermediate_size
+
+    @property
+    def learns_bias(self) -> bool:
+        return self.relative_position
 
 
 DISENTANGLED = ("word_embeddings.weight", "position_embeddings.weight")
@@ -76,6 +112,10 @@ class Embeddings(nn.Module):
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Makes these weights, by name, the embeddings that the encoder adds up."""
         self.load_state_dict(weights)
+
+    def plain(self) -> "Embeddings":
+        """Returns embeddings whose tables hold what the encoder adds up: these."""
+        return self
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
@@ -110,8 +150,8 @@ class DisentangledEmbeddings(Embeddings):
         return self.dropout(self.LayerNorm(embedded_BLE + position_LE))
 
     @torch.no_grad()
-    def total(self) -> Embeddings:
-        """Returns plain embeddings with E_D in their tables."""
+    def plain(self) -> Embeddings:
+        """Returns embeddings with E_D in their tables."""
         total = copy.deepcopy(self.shared)
         for name, weight in total.named_parameters():
             own = self.get_parameter(name)
@@ -143,8 +183,32 @@ class TiedEmbedding(nn.Embedding):
         return (use or ops.look_up)(input, weight_VE)
 
 
-class ElectraEncoder(nn.Module):
+class Encoder(nn.Module):
+    """Maps ids to hidden states: `forward(input_ids_BL, attention_mask_BL, token_type_ids_BL)` -> [B, L, H].
+
+    `attention_mask_BL` is true (or 1) except at padding, which follows the word pieces.
+    """
+
+    config: EncoderSizes
+    embeddings: Any
+
+    def whole(self) -> Self:
+        """Returns the encoder for export: itself or, with disentangled embeddings, a view with plain E_D instead.
+
+        The view shares all other weights.
+        """
+        embeddings = self.embeddings.plain()
+        if embeddings is self.embeddings:
+            return self
+        view = copy.copy(self)
+        view._modules = self._modules | {"embeddings": embeddings}
+        return view
+
+
+class ElectraEncoder(Encoder):
     """Embeddings, their projection when sizes differ, and the Transformer layers; Hugging Face's `ElectraModel`."""
+
+    config: EncoderConfig
 
     def __init__(self, config: EncoderConfig, embeddings: Embeddings | None = None) -> None:
         super().__init__()
@@ -159,40 +223,33 @@ class ElectraEncoder(nn.Module):
         if config.relative_position:
             initialize_relative_bias(self.encoder.relative_attention_bias, config)
 
-    def forward(
-        self,
-        input_ids_BL: Tensor,
-        attention_mask_BL: Tensor,
-        token_type_ids_BL: Tensor,
-    ) -> Tensor:
-        """Returns the last layer's hidden states, [B, L, H]; `attention_mask_BL` is true (or 1) except at padding,
-        which follows the word pieces.
-        """
+    def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
-        return self.encoder(hidden_BLX, attention_mask_BL)
-
-    def whole(self) -> "ElectraEncoder":
-        """Returns the encoder for export: itself or, with disentangled embeddings, a view with plain E_D instead.
-
-        The view shares all other weights.
-        """
-        if not isinstance(self.embeddings, DisentangledEmbeddings):
-            return self
-        view = copy.copy(self)
-        view._modules = self._modules | {"embeddings": self.embeddings.total()}
-        return view
+        hidden_BLH: Tensor = self.encoder(hidden_BLX, attention_mask_BL)
+        return hidden_BLH
 
 
-class LayerStack(nn.Module):
+class Stack(nn.Module):
+    """The Transformer layers of an encoder."""
+
+    layer: nn.ModuleList
+    recompute = False
+    """Keeps only each layer's input and recomputes the layer in the backward, with the same dropout."""
+
+    def run(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(layer, *inputs, use_reentrant=False))
+        return cast(Tensor, layer(*inputs))
+
+
+class LayerStack(Stack):
     """The Transformer layers and the relative position table they share (T5: one table, used by every layer)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.recompute = False
-        """Keeps only each layer's input and recomputes the layer in the backward, with the same dropout."""
         self.layer = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         if config.relative_position:
             self.relative_attention_bias = ops.Embedding(
@@ -202,10 +259,7 @@ class LayerStack(nn.Module):
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
         for layer in self.layer:
-            if self.recompute and torch.is_grad_enabled():
-                hidden_BLH = checkpoint(layer, hidden_BLH, bias, use_reentrant=False)
-            else:
-                hidden_BLH = layer(hidden_BLH, bias)
+            hidden_BLH = self.run(layer, hidden_BLH, bias)
         return hidden_BLH
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Any:

@@ -14,7 +14,7 @@ from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class
 from pretrain.model.config import WIDEST_HEAD, ModelConfig
 from pretrain.model.cuda_ops import LEAST_CAPABILITY
-from pretrain.model.encoder import EncoderConfig
+from pretrain.model.encoder import EncoderSizes
 
 FORWARD_AND_BACKWARD = 3
 """Matrix products of the same size per forward product: the product itself, and two for its gradients."""
@@ -39,17 +39,11 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
     for encoder in encoders:
         hidden = encoder.hidden_size
         projection = encoder.embedding_size * hidden if encoder.embedding_size != hidden else 0
-        last = encoder.num_hidden_layers * layer_flops(encoder, length) + 2 * projection
+        last = encoder.num_hidden_layers * encoder.layer_flops(length) + 2 * projection
         products += last * FORWARD_AND_BACKWARD
     of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
     head = mask_size(length) / length * of_a_mask
     return float(products + cost.vocabulary_products * head + cost.discriminator_forwards * last)
-
-
-def layer_flops(encoder: EncoderConfig, length: int) -> float:
-    """Returns FLOPs per word piece of one layer's forward."""
-    hidden = encoder.hidden_size
-    return 2.0 * (4 * hidden * hidden + 2 * hidden * encoder.intermediate_size + 2 * length * hidden)
 
 
 class Memory(NamedTuple):
@@ -103,23 +97,22 @@ def _activations(
     return deepspeed.micro_batch_size * (length * per_token + tensors * 4.0 * float(mask_size(length)) * vocab_size)
 
 
-def _kept_per_token(encoder: EncoderConfig, length: int, element: int, recomputes: bool, in_triton: bool) -> float:
+def _kept_per_token(encoder: EncoderSizes, length: int, element: int, recomputes: bool, in_triton: bool) -> float:
     """Returns bytes per token that an encoder keeps for the backward pass.
 
-    Of a layer: its input; query, key, value and output of attention, and one fp32 number per head; the inputs of both
-    LayerNorms, and two fp32 numbers each; input and output of GELU, and the input of the dense layer before it; without
-    Triton, the masks of two dropouts. In half precision then 34 H, as in Korthikanti et al. 2022 without their
-    attention scores.
+    Of a layer: its `layer_elements`; one fp32 number per head of attention, two for each of two LayerNorms; without
+    Triton, the masks of two dropouts. In half precision that is 34 H for ELECTRA, as in Korthikanti et al. 2022 without
+    their attention scores.
     """
-    H, F, E, N = encoder.hidden_size, encoder.intermediate_size, encoder.embedding_size, encoder.num_attention_heads
+    H, E, N = encoder.hidden_size, encoder.embedding_size, encoder.num_attention_heads
     mask = 1 if encoder.hidden_dropout_prob else 0
-    layer = element * (8 * H + 2 * F) + 4 * N + 16 + (0 if in_triton else 2 * mask * H)
+    layer = element * encoder.layer_elements + 4 * N + 16 + (0 if in_triton else 2 * mask * H)
     layers = encoder.num_hidden_layers
     kept = layer + (layers - 1) * element * H if recomputes else layers * layer
     embeddings = (element + mask) * E + (element * E if E != H else 0) + 8  # input and output of their LayerNorm
     # unless by Triton in half precision: the bias [B, N, L, L], a layer's gradient, the sum of gradients from above
     has_table = in_triton and element == 2 and H <= WIDEST_HEAD * N
-    bias = 0 if has_table or not encoder.relative_position else 3 * element * N * length
+    bias = 0 if has_table or not encoder.learns_bias else 3 * element * N * length
     return kept + embeddings + bias + element * H  # and the last layer's output
 
 

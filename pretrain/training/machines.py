@@ -13,8 +13,9 @@ from pretrain.engine.deepspeed_config import read
 from pretrain.engine.hardware import DTYPES, choose, product_speed, use_operations, wait_for
 from pretrain.job.processes import World, local_ranks
 from pretrain.method.registry import objective_class
-from pretrain.model.encoder import EncoderConfig, LayerStack
-from pretrain.training.estimates import FORWARD_AND_BACKWARD, GIB, flops_per_token, layer_flops
+from pretrain.model.config import Parts
+from pretrain.model.encoder import EncoderSizes
+from pretrain.training.estimates import FORWARD_AND_BACKWARD, GIB, flops_per_token
 from pretrain.training.plan import Plan
 
 LONG_ENOUGH = 0.03
@@ -122,17 +123,21 @@ def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, produc
     """
     seconds, of_layers = 0.0, 0.0
     for encoder in objective_class(sizes.run.objective.name).encoders(sizes.run.model, sizes.vocab_size):
-        flops = FORWARD_AND_BACKWARD * layer_flops(encoder, sizes.length)
+        flops = FORWARD_AND_BACKWARD * encoder.layer_flops(sizes.length)
         rows = max(1, int(LONG_ENOUGH * products / flops / sizes.length))
-        seconds += encoder.num_hidden_layers * _layer_seconds(encoder, rows, sizes.length, precision, device)
+        seconds += encoder.num_hidden_layers * _layer_seconds(
+            sizes.run.model.parts, encoder, rows, sizes.length, precision, device
+        )
         of_layers += encoder.num_hidden_layers * flops
     return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / fp32
 
 
-def _layer_seconds(encoder: EncoderConfig, rows: int, length: int, precision: str, device: torch.device) -> float:
+def _layer_seconds(
+    parts: Parts, encoder: EncoderSizes, rows: int, length: int, precision: str, device: torch.device
+) -> float:
     """Returns the shortest of three forwards and backwards of one layer, per token."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the run's randomness is untouched
-        stack = LayerStack(replace(encoder, num_hidden_layers=1)).to(device, DTYPES[precision]).train()
+        stack = parts.layers(replace(encoder, num_hidden_layers=1)).to(device, DTYPES[precision]).train()
         hidden_BLH = torch.randn(rows, length, encoder.hidden_size, device=device).to(DTYPES[precision])
         visible_BL = torch.ones(rows, length, dtype=torch.bool, device=device)
         seconds = []

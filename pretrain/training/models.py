@@ -16,7 +16,7 @@ from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load,
 from pretrain.huggingface.init_from import PER_TOKEN, Donor, Donors, find_models, load_donors, load_parts
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.model.encoder import Layer
+from pretrain.model.encoder import Stack
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, read_run
 
 
@@ -130,8 +130,9 @@ def empty_model(description: RunDescription) -> Objective:
 def compile_layers(model: torch.nn.Module) -> None:
     """Compiles each encoder layer with torch.compile at its first forward; results are equal within rounding."""
     for module in model.modules():
-        if isinstance(module, Layer):
-            module.compile(dynamic=False)
+        if isinstance(module, Stack):
+            for layer in module.layer:
+                layer.compile(dynamic=False)
 
 
 def load_trained(folder: Path, step: int | None = None) -> tuple[Objective, int]:

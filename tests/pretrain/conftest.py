@@ -21,7 +21,7 @@ from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model import ops
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig
 from tests.conftest import REPOSITORY, free_port
 from tests.warm import Warm
 
@@ -36,7 +36,7 @@ OBJECTIVES = (*BUILT_IN, *map(load_objective, SAMPLERS))
 VOCABULARY = 7  # [PAD] [UNK] [CLS] [SEP] [MASK] and two words: few enough for brute force
 PAD, UNK, CLS, SEP, MASK = range(5)
 
-SMALL_MODEL = ModelConfig(
+SMALL_MODEL = ElectraModelConfig(
     layers=2,
     hidden_size=16,
     heads=2,
@@ -82,7 +82,7 @@ def batch() -> Batch:
 
 
 def new_model(
-    name: str = "hp_loss", model: ModelConfig = SMALL_MODEL, vocabulary: int = VOCABULARY, **switches: object
+    name: str = "hp_loss", model: ElectraModelConfig = SMALL_MODEL, vocabulary: int = VOCABULARY, **switches: object
 ) -> Any:
     """An untrained model for an objective."""
     trained = objective_class(name)

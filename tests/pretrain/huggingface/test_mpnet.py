@@ -19,7 +19,7 @@ from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.mpnet import export_mpnet, require_mpnet, with_padding_at_1
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig
 from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY, new_model
 
 SQUARE = SMALL_MODEL.model_copy(update={"embedding_size": 16})
@@ -27,7 +27,7 @@ EXCHANGED = torch.tensor([1, 0, *range(2, VOCABULARY)])
 """New ids: those of [PAD] and [UNK] are exchanged."""
 
 
-def square_model(objective: str, model: ModelConfig = SQUARE) -> Any:
+def square_model(objective: str, model: ElectraModelConfig = SQUARE) -> Any:
     torch.manual_seed(0)
     model = new_model(objective, model)
     for parameter in model.parameters():  # away from zero biases, which hide what is not copied

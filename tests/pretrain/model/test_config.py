@@ -3,7 +3,7 @@
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig
 from pretrain.presets import PRESETS
 
 RUN = PRESETS["small"]
@@ -21,4 +21,4 @@ def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
 
 def test_a_generator_width_that_is_not_a_multiple_of_the_head_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="generator_hidden_size: got 80, expected a multiple of 64"):
-        ModelConfig.from_values({**RUN.model.model_dump(), "generator_hidden_size": 80})
+        ElectraModelConfig.from_values({**RUN.model.model_dump(), "generator_hidden_size": 80})

@@ -21,7 +21,7 @@ from pretrain.engine.deepspeed_config import resolve
 from pretrain.method.mlm import MaskedLM
 from pretrain.method.registry import objective_class
 from pretrain.model import cuda_ops, ops
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig
 from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
 from pretrain.presets import preset, with_objective
 from pretrain.training import estimates
@@ -54,7 +54,7 @@ def test_flops_per_word_piece_follow_the_usual_formula(name: str, length: int, o
 
 
 def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
-    model = ModelConfig(
+    model = ElectraModelConfig(
         layers=2, hidden_size=64, heads=2, intermediate_size=128, embedding_size=32, generator_hidden_size=32
     )
     length, config = 32, model.discriminator(100)

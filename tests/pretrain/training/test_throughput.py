@@ -9,14 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
-from pretrain.model.config import ModelConfig
+from pretrain.model.config import ElectraModelConfig
 from pretrain.presets import PRESETS
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.throughput import Throughput
 from tests.pretrain.conftest import new_model
 
 VOCABULARY, LENGTH, MASKED = 2000, 64, 10  # ceil(0.15 x 64)
-MODEL = ModelConfig(
+MODEL = ElectraModelConfig(
     layers=2,
     hidden_size=128,
     heads=2,

@@ -1,0 +1,269 @@
+"""A modern encoder: rotary positions, attention to all tokens in every third layer and to a window in the others, gated
+feed-forward layers, LayerNorm before each part, no biases and no segments.
+
+The network is ModernBERT's (Warner et al. 2024, arXiv 2412.13663); a layer's parameters have its names. An encoder
+narrower than the word embeddings has two more linear maps, which an export multiplies into its tables: from word
+embeddings to hidden states before the first LayerNorm, and from the output of a vocabulary head to word embeddings.
+
+Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size, X any
+leading dimensions.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pretrain.model import ops
+from pretrain.model.encoder import Encoder, EncoderSizes, Stack, TiedEmbedding, initialize_matrix
+from pretrain.model.heads import full_precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernConfig(EncoderSizes):
+    """Sizes and switches of one encoder; `intermediate_size` is the width after the gate.
+
+    ModernBERT's only dropout in pre-training is that of hidden states, after attention.
+    """
+
+    attention_probs_dropout_prob: float = 0.0
+    layer_norm_eps: float = 1e-5
+    global_every: int = 3
+    """Of this many layers, the first attends to all tokens and the others to a window."""
+    window: int = 128
+    """Width of the window: half of it on each side of a token."""
+    global_theta: float = 10_000.0
+    """Longest wavelength of the rotation over 2 pi, in layers that attend to all tokens."""
+    local_theta: float = 10_000.0
+
+    def sees_all(self, layer: int) -> bool:
+        return layer % self.global_every == 0
+
+    def layer_flops(self, length: int) -> float:
+        hidden, layers = self.hidden_size, self.num_hidden_layers
+        wide = len(range(0, layers, self.global_every)) / layers
+        seen = wide * length + (1 - wide) * min(length, self.window + 1)
+        return 2.0 * (4 * hidden * hidden + 3 * hidden * self.intermediate_size + 2 * seen * hidden)
+
+    @property
+    def layer_elements(self) -> int:
+        """Its input; its LayerNorms' outputs; query, key and value, two of them rotated; the output of attention; the
+        middle of the layer; both halves of the feed-forward layer, their GELU and their product.
+        """
+        return 10 * self.hidden_size + 4 * self.intermediate_size
+
+
+class WordEmbeddings(nn.Module):
+    """The table of word embeddings, shared by the encoders: ids [B, L] -> [B, L, E]."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.word_embeddings = TiedEmbedding(config.vocab_size, config.embedding_size)
+        initialize_matrix(self.word_embeddings, config.initializer_range)
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Makes these weights, by name, the table that the encoder reads."""
+        self.load_state_dict(weights)
+
+    def plain(self) -> "WordEmbeddings":
+        """Returns embeddings whose table holds what the encoder reads: these."""
+        return self
+
+    def forward(self, input_ids_BL: Tensor) -> Tensor:
+        embedded_BLE: Tensor = self.word_embeddings(input_ids_BL)
+        return embedded_BLE
+
+
+class DisentangledWords(WordEmbeddings):
+    """The discriminator's word embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta.
+
+    E_G is in `shared`; the table here holds Delta, 0 at the start.
+    """
+
+    def __init__(self, shared: WordEmbeddings) -> None:
+        nn.Module.__init__(self)
+        self.word_embeddings = copy.deepcopy(shared.word_embeddings)
+        nn.init.zeros_(self.word_embeddings.weight)
+        self.shared = shared
+
+    def forward(self, input_ids_BL: Tensor) -> Tensor:
+        with torch.no_grad():
+            shared_BLE: Tensor = self.shared(input_ids_BL)
+        return shared_BLE + super().forward(input_ids_BL)
+
+    @torch.no_grad()
+    def plain(self) -> WordEmbeddings:
+        """Returns embeddings with E_D in their table."""
+        total = copy.deepcopy(self.shared)
+        total.word_embeddings.weight += self.word_embeddings.weight
+        return total
+
+    @torch.no_grad()
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        (weight_VE,) = weights.values()
+        self.word_embeddings.weight.copy_(weight_VE - self.shared.word_embeddings.weight)
+
+
+class ModernEncoder(Encoder):
+    """Word embeddings, their projection when sizes differ, LayerNorm, and the layers; `ModernBertModel`.
+
+    Segments have no embeddings: [SEP] alone tells them apart.
+    """
+
+    config: ModernConfig
+
+    def __init__(self, config: ModernConfig, embeddings: WordEmbeddings | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = embeddings if embeddings is not None else WordEmbeddings(config)
+        if config.embedding_size != config.hidden_size:  # the deviation keeps the size of a word's numbers
+            self.embeddings_project = matrix(config.embedding_size, config.hidden_size, config.embedding_size**-0.5)
+        self.norm = norm(config)
+        self.encoder = ModernStack(config)
+
+    def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
+        hidden_BLX = self.embeddings(input_ids_BL)
+        if self.config.embedding_size != self.config.hidden_size:
+            hidden_BLX = self.embeddings_project(hidden_BLX)
+        hidden_BLH: Tensor = self.encoder(self.norm(hidden_BLX), attention_mask_BL)
+        return hidden_BLH
+
+
+class ModernStack(Stack):
+    """The layers and the LayerNorm that follows them."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layer = nn.ModuleList(ModernLayer(config, number) for number in range(config.num_hidden_layers))
+        self.final_norm = norm(config)
+
+    def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
+        config, (_, length, width) = self.config, hidden_BLH.shape
+        visible_BL, head_size = attention_mask_BL.bool(), width // config.num_attention_heads
+
+        def surroundings(radius: int, theta: float) -> tuple[Tensor, Tensor]:
+            bias = attention_bias(visible_BL, radius, hidden_BLH.dtype)
+            return bias, rotation(length, head_size, theta, hidden_BLH.device)
+
+        everywhere = surroundings(length, config.global_theta)
+        nearby = surroundings(config.window // 2, config.local_theta)
+        for number, layer in enumerate(self.layer):
+            hidden_BLH = self.run(layer, hidden_BLH, *(everywhere if config.sees_all(number) else nearby))
+        final_BLH: Tensor = self.final_norm(hidden_BLH)
+        return final_BLH
+
+
+class ModernLayer(nn.Module):
+    """x += Wo attention(LayerNorm(x)), then x += Wo (GELU(a) g) with [a, g] = Wi LayerNorm(x).
+
+    The first layer has no first LayerNorm, because the embeddings end with one.
+    """
+
+    def __init__(self, config: ModernConfig, number: int) -> None:
+        super().__init__()
+        H, F, out = config.hidden_size, config.intermediate_size, output_deviation(config)
+        self.heads, self.attention_dropout = config.num_attention_heads, config.attention_probs_dropout_prob
+        self.attn_norm = norm(config) if number else nn.Identity()
+        self.attn = nn.ModuleDict({"Wqkv": matrix(H, 3 * H, config.initializer_range), "Wo": matrix(H, H, out)})
+        self.dropout = ops.Dropout(config.hidden_dropout_prob)
+        self.mlp_norm = norm(config)
+        self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
+
+    def forward(self, hidden_BLH: Tensor, bias_BNLL: Tensor, rotation_2LD: Tensor) -> Tensor:
+        query_BNLD, key_BNLD, value_BNLD = (
+            part_BLH.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part_BLH in self.attn["Wqkv"](self.attn_norm(hidden_BLH)).chunk(3, dim=-1)
+        )
+        query_BNLD, key_BNLD = rotated(query_BNLD, rotation_2LD), rotated(key_BNLD, rotation_2LD)
+        context_BNLD = ops.attend(
+            query_BNLD, key_BNLD, value_BNLD, bias_BNLL, self.attention_dropout if self.training else 0.0
+        )
+        hidden_BLH = hidden_BLH + self.dropout(self.attn["Wo"](context_BNLD.transpose(1, 2).flatten(2)))
+        input_BLF, gate_BLF = self.mlp["Wi"](self.mlp_norm(hidden_BLH)).chunk(2, dim=-1)
+        fed_BLH: Tensor = self.mlp["Wo"](F.gelu(input_BLF) * gate_BLF)
+        return hidden_BLH + fed_BLH
+
+
+def attention_bias(visible_BL: Tensor, radius: int, dtype: torch.dtype) -> Tensor:
+    """Returns the `bias` of `ops.attend`: 0 for visible tokens at most `radius` away, the lowest number for others.
+
+    [B, 1, L, L] or, where every token is that near, [B, 1, 1, L].
+    """
+    seen, length = visible_BL[:, None, None, :], visible_BL.shape[1]
+    if radius < length - 1:
+        position_L = torch.arange(length, device=visible_BL.device)
+        seen = seen & ((position_L[:, None] - position_L[None, :]).abs() <= radius)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def rotation(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
+    """Returns cosine and sine of the angles p theta^(-2j/D) of each position p, for j below D/2 and again, [2, L, D]."""
+    frequency = theta ** -(torch.arange(0, head_size, 2, device=device) / head_size)
+    angles_LD = torch.outer(torch.arange(length, device=device), frequency).repeat(1, 2)
+    return torch.stack((angles_LD.cos(), angles_LD.sin()))
+
+
+def rotated(values_BNLD: Tensor, rotation_2LD: Tensor) -> Tensor:
+    """Rotates each pair (j, j + D/2) by its angle, at least in fp32 (RoFormer, Su et al. 2021): the product of a query
+    and a key then depends on the distance between their positions, not on these.
+    """
+    first, second = full_precision(values_BNLD).chunk(2, dim=-1)
+    cos_LD, sin_LD = rotation_2LD
+    turned_BNLD = values_BNLD * cos_LD + torch.cat((-second, first), dim=-1) * sin_LD
+    return turned_BNLD.to(values_BNLD.dtype)
+
+
+class ModernTransform(nn.Module):
+    """LayerNorm(GELU(dense(h))), projected when sizes differ, [X, H] -> [X, E]: the h of softmax(e(x)·h)."""
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.dense = matrix(config.hidden_size, config.hidden_size, output_deviation(config))
+        self.LayerNorm = norm(config)
+        self.projects = config.embedding_size != config.hidden_size
+        if self.projects:
+            self.embeddings_project = matrix(config.hidden_size, config.embedding_size, config.hidden_size**-0.5)
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        output_XH: Tensor = self.LayerNorm(F.gelu(self.dense(hidden_XH)))
+        return self.embeddings_project(output_XH) if self.projects else output_XH
+
+
+class ModernDiscriminatorHead(nn.Module):
+    """w·LayerNorm(GELU(dense(h))) + b, [X, H] -> logit d [X] in fp32; d > 0 means "replaced".
+
+    The head of `ModernBertForTokenClassification` with one label.
+    """
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.dense = matrix(config.hidden_size, config.hidden_size, output_deviation(config))
+        self.LayerNorm = norm(config)
+        self.dense_prediction = ops.Linear(config.hidden_size, 1)
+        initialize_matrix(self.dense_prediction, config.hidden_size**-0.5)
+
+    def forward(self, hidden_XH: Tensor) -> Tensor:
+        d_X1: Tensor = self.dense_prediction(self.LayerNorm(F.gelu(self.dense(hidden_XH))))
+        return full_precision(d_X1.squeeze(-1))
+
+
+def output_deviation(config: ModernConfig) -> float:
+    """Returns the deviation of initial matrices that write to the residual stream (ModernBERT)."""
+    return config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+
+
+def matrix(inputs: int, outputs: int, deviation: float) -> ops.Linear:
+    """Returns a dense layer without bias."""
+    layer = ops.Linear(inputs, outputs, bias=False)
+    initialize_matrix(layer, deviation)
+    return layer
+
+
+def norm(config: ModernConfig) -> ops.LayerNorm:
+    """Returns a LayerNorm without bias."""
+    return ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=False)

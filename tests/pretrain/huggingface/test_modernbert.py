@@ -1,0 +1,80 @@
+"""Claims about exports of the modern encoder: stock classes of transformers load them and give the model's outputs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
+
+from pretrain.data.batches import Batch
+from pretrain.huggingface.export import export
+from pretrain.huggingface.folders import load_encoder
+from pretrain.method.electra import Electra
+from pretrain.model.config import ModernModelConfig
+from tests.pretrain.conftest import new_model
+
+MODERN = ModernModelConfig(
+    layers=3,
+    hidden_size=16,
+    heads=2,
+    intermediate_size=32,
+    embedding_size=16,
+    generator_hidden_size=8,
+    max_positions=16,
+    window=4,
+    global_theta=20_000.0,
+    dropout=0.0,
+    initializer_range=0.3,
+)
+
+
+@pytest.fixture
+def modern() -> Electra:
+    torch.manual_seed(0)
+    model: Electra = new_model("hp_loss", MODERN).eval()
+    return model
+
+
+@pytest.fixture
+def exported(modern: Electra, tokenizer: Path, tmp_path: Path) -> Path:
+    export(modern, 0, tokenizer, "# card\n", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_the_loaded_discriminator_gives_the_models_logits(modern: Electra, exported: Path, batch: Batch) -> None:
+    theirs, loading = AutoModelForTokenClassification.from_pretrained(exported, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    visible = batch.attention_mask_BL
+    originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    ours = modern.discriminate(batch, originals_BK)[0][visible]
+    logits = theirs.eval()(batch.input_ids_BL, visible.long()).logits.squeeze(-1)[visible]
+    assert (logits - ours).abs().max().item() < 1e-5
+
+
+def test_the_loaded_generator_gives_the_models_logits(modern: Electra, exported: Path, batch: Batch) -> None:
+    """Although it is narrower than the word embeddings: both projections are in its tables."""
+    theirs, loading = AutoModelForMaskedLM.from_pretrained(exported / "generator", output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    visible = batch.attention_mask_BL
+    hidden = modern.generator(batch.input_ids_BL, visible, batch.token_type_ids_BL)
+    projected = modern.generator_predictions(hidden)
+    ours = modern.generator_lm_head(projected, modern.generator.embeddings.word_embeddings)[visible]
+    assert (theirs.eval()(batch.input_ids_BL, visible.long()).logits[visible] - ours).abs().max().item() < 1e-5
+
+
+def test_an_exported_encoder_loads_here_bit_for_bit(modern: Electra, exported: Path) -> None:
+    loaded = load_encoder(exported)
+    assert loaded.config == modern.discriminator.config
+    assert all(
+        torch.equal(weight, loaded.state_dict()[name]) for name, weight in modern.discriminator.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("sharing", ["nes", "gdes"])
+def test_of_separate_embeddings_the_discriminators_are_exported(sharing: str, tokenizer: Path, tmp_path: Path) -> None:
+    model = new_model("electra", MODERN.model_copy(update={"embedding_sharing": sharing})).eval()
+    shared = model.generator.embeddings.word_embeddings.weight
+    own = torch.nn.init.normal_(model.discriminator.embeddings.word_embeddings.weight)
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    table = load_encoder(tmp_path / "out").embeddings.word_embeddings.weight
+    assert torch.equal(table, shared + own if sharing == "gdes" else own)
