@@ -80,7 +80,7 @@ BASE = RunConfig(
 
 
 def modern(layers: int, hidden: int, intermediate: int, heads: int, **settings: Any) -> RunConfig:
-    """Returns a run of ModernBERT's encoder with ELECTRA's objective settings; the generator has a quarter of its width."""
+    """Returns a run of ModernBERT's encoder with the settings of `small`; a quarter of the heads are the generator's."""
     model = ModernModelConfig(
         layers=layers,
         hidden_size=hidden,

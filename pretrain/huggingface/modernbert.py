@@ -105,7 +105,7 @@ def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unfolded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns ModernBERT's weights under ELECTRA's names, an encoder's with the prefix `electra.`; heads keep theirs."""
+    """Returns ModernBERT's weights with the encoder's under ELECTRA's names, prefix `electra.`; heads keep theirs."""
     names = {theirs: f"electra.{ours}" for ours, theirs in NAMES.items()}
     bare = not any(name.startswith("model.") for name in weights)  # a `ModernBertModel`
     prefixed = {f"model.{name}" if bare else name: weight for name, weight in weights.items()}

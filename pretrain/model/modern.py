@@ -202,7 +202,7 @@ def attention_bias(visible_BL: Tensor, radius: int, dtype: torch.dtype) -> Tenso
 
 
 def rotation(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
-    """Returns cosine and sine of the angles p theta^(-2j/D) of each position p, for j below D/2 and again, [2, L, D]."""
+    """Returns cosine and sine of each position's angles p theta^(-2j/D), for j below D/2 and again, [2, L, D]."""
     frequency = theta ** -(torch.arange(0, head_size, 2, device=device) / head_size)
     angles_LD = torch.outer(torch.arange(length, device=device), frequency).repeat(1, 2)
     return torch.stack((angles_LD.cos(), angles_LD.sin()))
