@@ -80,7 +80,7 @@ BASE = RunConfig(
 
 
 def modern(layers: int, hidden: int, intermediate: int, heads: int, **settings: Any) -> RunConfig:
-    """Returns a run of ModernBERT's encoder with the settings of `small`; a quarter of the heads are the generator's."""
+    """Returns a run with the settings of `small` and ModernBERT's encoder; the generator has a quarter of its heads."""
     model = ModernModelConfig(
         layers=layers,
         hidden_size=hidden,

@@ -14,7 +14,7 @@ from pretrain.analysis.model_card import model_card
 from pretrain.engine.checkpoint import MARKER, Checkpoint
 from pretrain.huggingface.export import TOKENIZER_SETTINGS, export
 from pretrain.huggingface.folders import AGAIN, find_folder, read_config, read_encoder_config
-from pretrain.model.encoder import EncoderConfig
+from pretrain.model.encoder import EncoderSizes
 from pretrain.training.models import choose_checkpoints, load_checkpoint
 from pretrain.training.run_folder import DESCRIPTION, read_run
 
@@ -30,7 +30,7 @@ class ModelFolder:
     path: Path
     sha256: str
     """Digest of the names and contents of its files."""
-    config: EncoderConfig
+    config: EncoderSizes
     tokenizer: Any
     step: int | None = None
     """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""

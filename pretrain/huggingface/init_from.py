@@ -20,7 +20,7 @@ from pretrain.huggingface.folders import fill, find_folder, read_config, read_en
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import EncoderConfig
+from pretrain.model.encoder import EncoderSizes
 
 WORDS = "electra.embeddings.word_embeddings.weight"
 OUTPUT_MATRIX = "generator_lm_head.weight"
@@ -41,7 +41,7 @@ class Donor(NamedTuple):
 
     role: Literal["generator", "discriminator", "sampling head"]
     folder: Path
-    config: EncoderConfig
+    config: EncoderSizes
     """Configuration of the model's encoder; for a sampling head, of the generator's."""
     tokenizer: Path
     weights: Callable[[], dict[str, Tensor]]

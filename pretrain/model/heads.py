@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pretrain.model import ops
 from pretrain.model.distribution import Dense, Distribution
-from pretrain.model.encoder import EncoderConfig, TiedEmbedding, initialize_matrix
+from pretrain.model.encoder import EncoderConfig, EncoderSizes, TiedEmbedding, initialize_matrix
 
 
 class VocabularyTransform(nn.Module):
@@ -35,7 +35,7 @@ class VocabularyScores(nn.Module):
     precision.
     """
 
-    def __init__(self, config: EncoderConfig, bias: bool = True) -> None:
+    def __init__(self, config: EncoderSizes, bias: bool = True) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if bias else None
 
