@@ -158,7 +158,8 @@ def test_every_weight_learns_from_a_loss(head: str) -> None:
 @every_head
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(head: str, reentrant: bool) -> None:
-    model = new_model(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "summary_last_dropout")
+    model = new_model(head, **dict.fromkeys(rates, 0.0)).train()
     loss(model, head).backward()
     expected = {name: weight.grad for name, weight in model.named_parameters()}
     model.zero_grad()
