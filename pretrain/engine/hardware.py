@@ -76,12 +76,14 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(world: World | None = None) -> None:
-    """Replaces the functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective."""
+def use_operations(world: World | None, partitioned: bool = False) -> None:
+    """Replaces the functions of `ops` by the fastest for the hardware, in a job for the first rank's; with `partitioned` weights (ZeRO
+    stage 3), by those that need no whole weight. Collective.
+    """
     if torch.cuda.is_available():
-        cuda_ops.use(torch.cuda.get_device_capability())
+        cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
     else:
-        cpu_ops.use(world.share(instructions()) if world else instructions())
+        cpu_ops.use(world.share(instructions()) if world else None)
 
 
 def product_speed(precision: str, device: torch.device) -> float:

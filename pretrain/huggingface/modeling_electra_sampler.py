@@ -1,5 +1,5 @@
-"""ELECTRA with T5's relative position bias, as Hugging Face models, in one file: the encoder in plain PyTorch, the heads
-Hugging Face's own.
+"""ELECTRA with T5's relative position bias, as Hugging Face models, in one file: the encoder in plain PyTorch, with
+Hugging Face's own heads.
 
 Load it from a model folder that carries this file:
 

@@ -93,9 +93,7 @@ class Scores(NamedTuple):
     def softmax(self) -> Distribution:
         """Returns the softmax of all scores, in the form that this machine computes fastest."""
         table_VE = self.embeddings.weight.detach() if self.frozen else self.embeddings.weight
-        whole = not hasattr(self.embeddings.weight, "ds_id")  # at ZeRO stage 3 it exists only while its module runs
-        streamed = ops.softmax(self.hidden_XE, table_VE, self.bias_V) if whole else None
-        return streamed or Dense.softmax(self.all())
+        return ops.softmax(self.hidden_XE, table_VE, self.bias_V) or Dense.softmax(self.all())
 
 
 class DiscriminatorHead(nn.Module):

@@ -8,7 +8,7 @@ Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V r
 B batch, N heads, L length, D head size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,11 +61,6 @@ def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Returns x W^T + b, [X, O]."""
     return F.linear(input_XI, weight_OI, bias_O)
-
-
-def linears(input_XI: Tensor, layers: Sequence["Linear"]) -> tuple[Tensor, ...]:
-    """Returns the outputs of dense layers of one size that share their input, each [X, O]."""
-    return tuple(layer(input_XI) for layer in layers)
 
 
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
