@@ -35,8 +35,7 @@ from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
-from pretrain.engine.determinism import compute_deterministically
-from pretrain.engine.hardware import choose, emulated, require_same_precision
+from pretrain.engine.hardware import choose, compute_deterministically, emulated, require_same_precision
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest

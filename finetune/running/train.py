@@ -26,8 +26,7 @@ from finetune.tokens import collate, epoch_batches
 from foundation.ordering import key_of
 from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
-from pretrain.engine.engine import Engine
-from pretrain.engine.loop import optimizer_step, resume
+from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.optim import UNSCALED, learning_rate, parameter_groups, without_bias_correction
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import World

@@ -94,7 +94,7 @@ model = {auto}.from_pretrained(FOLDER{code})
 tokenizer = AutoTokenizer.from_pretrained(FOLDER{no_code})
 {SNIPPETS[auto]}```
 
-It loads with transformers 4.57 and 5.{CARRIES if code else ""}
+It loads with transformers 5.{CARRIES if code else ""}
 
 ## Settings
 

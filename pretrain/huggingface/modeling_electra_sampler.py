@@ -197,13 +197,11 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        head_mask: None = None,
     ) -> BaseModelOutput:
         """Ids [B, L], or word embeddings [B, L, E], to `last_hidden_state` [B, L, H].
 
         `attention_mask` is 1 where a position is visible: [B, L], or [B, L, L] per query; floats of [B, 1, L, L] are
-        added to the scores. `position_ids` decide absolute and relative positions. `head_mask` is not offered; the
-        heads of transformers 4 pass it as `None`.
+        added to the scores. `position_ids` decide absolute and relative positions.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected one of input_ids and inputs_embeds")

@@ -14,8 +14,8 @@ from foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, newest_valid, save
-from pretrain.engine.determinism import compute_deterministically
-from pretrain.engine.loop import optimizer_step, resume
+from pretrain.engine.engine import optimizer_step, resume
+from pretrain.engine.hardware import compute_deterministically
 from pretrain.engine.optim import UNSCALED, without_bias_correction
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.rank_log import keep_rank_log

@@ -110,7 +110,6 @@ def deepspeed_keys(schema: type[BaseModel] = DeepSpeedConfig, path: tuple[str, .
 NEEDED = {
     "fp16": "deepspeed.fp16.enabled=false",
     "bf16": "deepspeed.bf16.enabled=false",
-    "flops_profiler": "deepspeed.flops_profiler.enabled=false",
     "offload_optimizer": "deepspeed.zero_optimization.offload_optimizer.device=none",
 }
 """Other values that a section needs besides the tested key."""

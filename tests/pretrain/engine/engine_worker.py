@@ -303,17 +303,24 @@ def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, An
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
     figures["recomputed"] = {name: recomputed_losses(name, world) for name in (*FP32, *BF16) if name in names}
-    figures["variants"] = {
-        name: make_runner(name, world).train(range(STEPS)) for name in VARIANTS if world.world_size > 1
-    }
     if world.world_size > 1:
+        figures |= variant_figures(world)
         fp16 = resolved_config("zero1_fp16", world.world_size).json["fp16"]
         config = resolved_config("zero3_bf16", world.world_size, bf16={"enabled": False}, fp16=fp16)
-        figures["starts"] = {"zero3_fp16": starts_as_made(config, world)}
-        figures["starts"] |= {name: starts_as_made(resolved_config(name, world.world_size), world) for name in VARIANTS}
+        figures["starts"]["zero3_fp16"] = starts_as_made(config, world)
     figures["scales"] = {name: scale_stories(name, world) for name in FP16 if name in names}
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))
+    return figures
+
+
+def variant_figures(world: Any) -> dict[str, Any]:
+    """Under each override: whether an engine starts from the first rank's weights, and its first losses."""
+    figures: dict[str, Any] = {"starts": {}, "variants": {}}
+    for name in VARIANTS:
+        runner = make_runner(name, world, seed=world.rank)
+        figures["starts"][name] = is_small_model(runner.engine.full_state().weights, world)
+        figures["variants"][name] = runner.train(range(SAVED_AT))
     return figures
 
 

@@ -18,7 +18,8 @@ from transformers import (
 from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.huggingface.mpnet import export_mpnet, require_mpnet, with_padding_at_1
+from pretrain.huggingface.conversion import with_padding_at_1
+from pretrain.huggingface.export import export_mpnet, require_mpnet
 from pretrain.model.config import ModelConfig
 from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY, new_model
 
