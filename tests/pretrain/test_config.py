@@ -64,10 +64,10 @@ def test_an_objective_takes_its_own_switches_and_refuses_all_others_at_once() ->
     run = with_objective(RUN, "hp_dist")
     assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
     with pytest.raises(ConfigError) as error:
-        with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.ratio_clip=2", "sed=1"])
+        with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.mixture=.2", "sed=1"])
     assert [problem.partition(" does")[0] for problem in error.value.problems[:2]] == [
         "--set: got 'objective.lambda1=1', which objective mlm",
-        "--set: got 'objective.ratio_clip=2', which objective mlm",
+        "--set: got 'objective.mixture=.2', which objective mlm",
     ]
     assert len(error.value.problems) == 3
 

@@ -61,7 +61,7 @@ def options(shards: Path, folder: Path, objective: str, *overrides: str, **chang
 
 def objective_of(key: str) -> str:
     """An objective that uses the key."""
-    return "hp_dist" if key in ("objective.mixture", "objective.ratio_clip") else "hp_loss"
+    return "hp_dist" if key == "objective.mixture" else "hp_loss"
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
