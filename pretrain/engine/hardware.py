@@ -88,15 +88,15 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(world: World | None, partitioned: bool = False) -> None:
-    """Replaces the functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective.
+def use_operations(partitioned: bool = False) -> None:
+    """Replaces functions of `ops` in this process by the fastest for the hardware.
 
     With `partitioned` weights (ZeRO stage 3), no function needs a whole weight outside its own module.
     """
     if torch.cuda.is_available():
         cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
     else:
-        cpu_ops.use(world.share(instructions()) if world else None)
+        cpu_ops.use()
 
 
 def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:

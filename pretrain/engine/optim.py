@@ -38,8 +38,6 @@ class OptimConfig(StrictConfig):
     """Decoupled weight decay, except on LayerNorm and biases (google-research/electra; not in the paper)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for no clipping (google-research/electra; not in the paper)."""
-    multiplicative_warmup: bool = False
-    """The linear decay starts at the first update, times the warm-up, as in google-research/electra."""
     adam_bias_correction: bool = True
     """Adam's bias correction; google-research/electra has none: its first updates are up to sqrt(10) times as large."""
 

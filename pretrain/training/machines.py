@@ -96,7 +96,7 @@ def machine_of(plan: Plan, world: World | None = None) -> Machine:
 
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:
     """Measures the processes of `world` together, or one that has this machine to itself. Collective."""
-    use_operations(world)
+    use_operations()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)

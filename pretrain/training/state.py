@@ -72,13 +72,7 @@ class Stopwatch:
 def rate_after(run: RunConfig, updates: int) -> float:
     """Returns the learning rate of the next update after `updates` updates."""
     optim = run.optim
-    return learning_rate(
-        updates,
-        base=optim.lr,
-        warmup_steps=optim.warmup_steps,
-        total_steps=optim.steps,
-        multiplicative=optim.multiplicative_warmup,
-    )
+    return learning_rate(updates, base=optim.lr, warmup_steps=optim.warmup_steps, total_steps=optim.steps)
 
 
 def due(every: int, step: int, last: int) -> bool:

@@ -168,7 +168,6 @@ def trained_mlm(train: Callable[..., Path]) -> Path:
         optim__warmup_steps="1",
         checkpoint_every="2",
         optim__adam_bias_correction="false",
-        optim__multiplicative_warmup="true",
         objective__mask_keep_fraction="0.15",
         model__relative_position="false",
     )

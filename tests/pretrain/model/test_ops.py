@@ -16,7 +16,6 @@ EXAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "attend": lambda: (*torch.randn(3, 2, 3, 7, 4).unbind(), torch.randn(1, 3, 7, 7, requires_grad=True), 0.0),
     "dropout": lambda: (torch.randn(3, 5), 0.0),
     "layer_norm": lambda: (torch.randn(4, 6), torch.randn(6), torch.randn(6), 1e-12),
-    "linear": lambda: (torch.randn(2, 4, 6), torch.randn(3, 6), torch.randn(3)),
     "look_up": lambda: (torch.randint(7, (2, 3)), torch.randn(7, 4)),
 }
 
