@@ -144,7 +144,7 @@ class Dense(Distribution):
         return largest(self.weights_XV if self._scores_XV is None else self._scores_XV)
 
     @cached_property
-    def sum_XN(self) -> Tensor:
+    def sum_XN(self) -> Tensor:  # type: ignore[override]  # mypy takes a cached property for one that cannot be set
         return _by_block(torch.sum, self.weights_XV)
 
     @cached_property
