@@ -15,7 +15,7 @@ from foundation.config import ConfigError, shown
 from foundation.files import ROOT
 from foundation.machine import instructions, multiplies_bf16
 from pretrain.job.processes import World
-from pretrain.model import cpu_ops, cuda_ops, ops
+from pretrain.model import cpu_ops, cuda_ops
 
 AUTO = Path("auto")
 """Means: choose the file by the hardware."""
@@ -102,8 +102,8 @@ def use_operations(partitioned: bool = False) -> None:
 def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:
     """Chooses deterministic algorithms in this process and those it starts; call it before anything runs on the GPU.
 
-    A CPU computes the same bits anyway, with the same number of threads.
-    From then on PyTorch raises a RuntimeError for an operation that has no deterministic form.
+    From then on PyTorch raises a RuntimeError for an operation that has no deterministic form. A CPU computes the same
+    bits anyway, with the same number of threads.
 
     Raises:
         ConfigError: the environment sets a value with which cuBLAS or NCCL is not deterministic.
@@ -120,7 +120,7 @@ def compute_deterministically(environment: MutableMapping[str, str] = os.environ
 
 
 def product_speed(precision: str, device: torch.device) -> float:
-    """Measures the FLOP/s of this process's square matrix products, by the `ops.linear` that the model uses."""
+    """Measures the FLOP/s of this process's square matrix products."""
     size, seconds = 128, 0.0
     while seconds < LONG_ENOUGH and size < LARGEST:
         size *= 2
@@ -144,7 +144,7 @@ def _seconds_of_product(size: int, precision: str, device: torch.device) -> floa
     left = torch.rand(size, size, generator=random, device=device).to(DTYPES[precision])
     wait_for(left)
     started = time.perf_counter()
-    wait_for(ops.linear(left, left))
+    wait_for(left @ left.T)
     return time.perf_counter() - started
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
@@ -62,9 +63,9 @@ def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) ->
     cores need.
     """
     if table_VE.dtype != torch.float16 or bias_V is not None:
-        return ops.linear(projected_XE, table_VE, bias_V)
-    padded = nn.functional.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
-    return ops.linear(projected_XE, padded)[..., : len(table_VE)]
+        return F.linear(projected_XE, table_VE, bias_V)
+    padded = F.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
+    return F.linear(projected_XE, padded)[..., : len(table_VE)]
 
 
 class Scores(NamedTuple):
@@ -104,7 +105,7 @@ class DiscriminatorHead(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = ops.GeluLinear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = ops.Linear(config.hidden_size, 1)
+        self.dense_prediction = nn.Linear(config.hidden_size, 1)
         for layer in (self.dense, self.dense_prediction):
             initialize_matrix(layer, config.initializer_range)
 

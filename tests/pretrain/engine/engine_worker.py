@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
-from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
 from tests import deepspeed_values
 from tests.deepspeed_values import values_of
@@ -66,9 +65,9 @@ class SmallElectra(nn.Module):
         segments_BL = torch.zeros_like(ids_BL)
         masked_ids_BL = torch.where(torch.arange(LENGTH) % 4 == 0, 3, ids_BL)
         hidden_BLE = self.projection(self.generator(masked_ids_BL, real_BL, segments_BL))
-        scores_BLV = words(hidden_BLE, ops.linear).float() + self.output_bias.float()
+        scores_BLV = words(hidden_BLE, F.linear).float() + self.output_bias.float()
         with torch.no_grad():
-            words(hidden_BLE, ops.linear)
+            words(hidden_BLE, F.linear)
         drawn_BL = (ids_BL * 7 + 1) % VOCABULARY
         drawn_score_BL = (words(drawn_BL).float() * hidden_BLE.float()).sum(-1)
         replaced_ids_BL = torch.where(torch.arange(LENGTH) % 4 == 0, drawn_BL, ids_BL)
