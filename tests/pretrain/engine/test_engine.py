@@ -81,9 +81,9 @@ def test_one_process_trains_like_two(one: Figures, two: Figures, plain: list[flo
     assert losses == pytest.approx(two["train"][name]["losses"], rel=2e-2)
 
 
-@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16))
+@pytest.mark.parametrize("name", worker.RECOMPUTED)
 def test_activation_checkpointing_changes_no_bit(two: Figures, name: str) -> None:
-    assert two["recomputed"][name] == two["train"][name]["losses"][: worker.RECOMPUTED]
+    assert two["recomputed"][name] == two["train"][name]["losses"][:2]
 
 
 @pytest.mark.parametrize("name", worker.VARIANTS)
@@ -134,12 +134,11 @@ def test_the_same_holds_under_every_override_and_at_stage_3_in_fp16(two: Figures
     assert all(two["starts"].values()), two["starts"]
 
 
-@pytest.mark.parametrize("name", worker.FP16)
 def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops_at_its_floor(
-    two: Figures, one: Figures, name: str
+    two: Figures, one: Figures
 ) -> None:
-    stories = two["scales"][name]
-    assert one["scales"][name] == stories
+    stories = two["scales"]
+    assert one["scales"] == stories
     assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]
     assert stories["falling"]["overflow"] == [True] * 4 + [False] * 2
     assert stories["falling"]["fatal"] == [False, False, True, True, False, False]
@@ -154,9 +153,8 @@ def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops
     }
 
 
-@pytest.mark.parametrize("name", worker.FP16)
-def test_a_loss_that_is_not_finite_updates_nothing(two: Figures, name: str) -> None:
-    assert two["scales"][name]["loss"]["overflow"] == [False, True, False]
+def test_a_loss_that_is_not_finite_updates_nothing(two: Figures) -> None:
+    assert two["scales"]["loss"]["overflow"] == [False, True, False]
 
 
 def test_a_checkpoint_holds_each_parameter_once_at_any_stage(two: Figures) -> None:

@@ -133,7 +133,7 @@ def test_every_key_of_set_is_listed_with_its_meaning_and_its_value_under_the_oth
     )
     assert shown["optim.lr"][0] == "0.0001"
     assert shown["objective.lambda1"][0] == "1.0"
-    assert shown["objective.ratio_clip"][0] == "null"
+    assert shown["objective.mixture"][0] == "0.0"
     assert shown["deepspeed.zero_optimization.stage"][0] == "2"
     assert shown["deepspeed.bf16.enabled"][0] == "true"
     run = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.model_dump()
