@@ -19,6 +19,7 @@ from bench.memory import peak_mb
 from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import median_seconds, seconds_of
 from pretrain.engine.deepspeed_config import read
+from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically
 from pretrain.model import ops
 from pretrain.presets import preset, with_objective
@@ -36,6 +37,8 @@ class Switch(NamedTuple):
     settings: tuple[str, ...] = ()
     """Overrides of the DeepSpeed file."""
     compiled: bool = False
+    graphs: bool = False
+    """Forward and backward are captured and replayed as CUDA graphs."""
     deterministic: bool = True
     attention: tuple[SDPBackend, ...] = ()
     """Kernels that PyTorch may choose from; all of them if empty."""
@@ -82,14 +85,14 @@ def ablation(options: GpuOptions, shape: str, product: Path) -> int:
 
 def switches(device: str) -> dict[str, Switch]:
     """Returns the switches that change something here, once an engine has chosen its operations; each module of fast
-    operations has one too.
+    operations has one too. Graphs come last, since a capture that fails may spoil what follows.
     """
     found = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
     if ops.attend is not PLAIN["attend"]:
         found = {name: switch for name, switch in found.items() if not switch.attention}
-    if device == "cpu":  # where compiling is slow and gains nothing
+    if device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
         return {name: switch for name, switch in found.items() if not switch.compiled}
-    return found
+    return found | {"with CUDA graphs": Switch(graphs=True)}
 
 
 def shaped(device: str, shape: str) -> Setting:
@@ -134,4 +137,8 @@ def new_step(where: Setting, switch: Switch) -> Callable[[], object]:
         compile_layers(model)
     config = read(CONFIGS / f"zero1_{half_precision(where.device.type)}.json", switch.settings)
     engine = new_engine(model, where.run, config, where.batch_size, where.world)
-    return partial(engine_step, engine, new_batch(where))
+    batch = new_batch(where)
+    if switch.graphs:
+        batch = batch.to(where.device, counts=True)
+        replay_micro_batches(engine.module, batch)
+    return partial(engine_step, engine, batch)

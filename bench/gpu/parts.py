@@ -31,7 +31,7 @@ CONTENDERS = {
     "cpu": (("hp_loss", "electra", "eager"),),  # compiling takes a minute
 }
 """Contenders for each shape, in order; they run one after another because a GPU's memory would not hold them all."""
-GPU_TESTS = ("tests/gpu", "tests/pretrain/training/test_telemetry.py")
+GPU_TESTS = ("tests/gpu", "tests/pretrain/engine/test_graphs.py", "tests/pretrain/training/test_telemetry.py")
 LIMIT = 540
 """Time limit of the study, and of any part on a CPU, which is slow."""
 WARM_UP_SHARE = 0.75

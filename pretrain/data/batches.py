@@ -42,9 +42,9 @@ class Batch(NamedTuple):
     """Random numbers in (0, 1), fp32, one per masked position, keyed by (seed, sequence, epoch, position)."""
     keep_uniforms_BK: Tensor
     """Independent random numbers; below `mask_keep_fraction`, the generator sees the original token."""
-    masked_count: float
+    masked_count: float | Tensor
     """Masked positions per micro-batch on average over the whole optimizer step: all ranks, all micro-batches."""
-    token_count: float
+    token_count: float | Tensor
     """Non-pad positions per micro-batch on average, likewise."""
 
     @property
@@ -53,9 +53,12 @@ class Batch(NamedTuple):
         zeros_BL = torch.zeros_like(self.input_ids_BL)
         return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
-    def to(self, device: torch.device) -> "Batch":
-        """Moves the batch's tensors."""
-        return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
+    def to(self, device: torch.device, counts: bool = False) -> "Batch":
+        """Moves the batch; with `counts`, counts become tensors too, which a CUDA graph rereads at every replay."""
+        moved = Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
+        if not counts:
+            return moved
+        return Batch._make(part if isinstance(part, Tensor) else torch.full((), part, device=device) for part in moved)
 
     def pinned(self) -> "Batch":
         """Returns a copy in pinned memory for asynchronous transfer; without a GPU, itself."""

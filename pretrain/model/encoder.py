@@ -260,9 +260,9 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
+        projected = ops.linears(hidden_BLH, (self.query, self.key, self.value))
         query_BNLD, key_BNLD, value_BNLD = (
-            projection(hidden_BLH).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
+            part_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part_BLH in projected
         )
         context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
         return context_BNLD.transpose(1, 2).flatten(2)

@@ -8,7 +8,7 @@ Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V r
 B batch, N heads, L length, D head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,11 @@ def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
 
 def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
+
+
+def linears(input_XI: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """Returns the outputs of dense layers of one size that share their input, each [X, O]."""
+    return tuple(layer(input_XI) for layer in layers)
 
 
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:

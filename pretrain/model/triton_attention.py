@@ -131,7 +131,7 @@ class _Attend(torch.autograd.Function):
         *inputs, output_BLND, log_sum_BNL = ctx.saved_tensors
         (B, _, N, _), learns_bias = output_BLND.shape, ctx.needs_input_grad[3]
         gradient_BLND = gradient_BNLD.transpose(1, 2).contiguous()
-        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(3, *output_BLND.shape)
+        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(3, *output_BLND.shape)  # for `linears`
         mean_BNL = torch.empty_like(log_sum_BNL)
         (tiles, _), side, span = ctx.grid, ctx.settings["SIDE"], ctx.sizes[2]
         partial = log_sum_BNL.new_empty(B, N, tiles, (2 * span + 1) * 2 * side + 2) if learns_bias else None

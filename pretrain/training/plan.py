@@ -15,6 +15,7 @@ from pretrain.data.remote import CACHE, GB
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
+from pretrain.engine.graphs import unreplayable
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
 from pretrain.job.hosts import Slots, read_hostfile
@@ -137,6 +138,7 @@ def make_plan(options: RunOptions) -> Plan:
         problems.attempt(lambda: require_fit(sources, run, manifest.vocab_size, vocabulary))
     if deepspeed is None:
         raise ConfigError(*problems)
+    problems += unreplayable(deepspeed, target.on_gpu) if options.graphs else ()
     problems += too_large(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, target.on_gpu)
     description = describe(
         run,

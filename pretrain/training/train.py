@@ -15,6 +15,7 @@ from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_ou
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, newest_valid, save
 from pretrain.engine.engine import optimizer_step, resume
+from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically
 from pretrain.engine.optim import UNSCALED, without_bias_correction
 from pretrain.job.processes import leave, start_processes
@@ -71,6 +72,9 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     batches = TrainingBatches(plan.shards, training.batches, run.seed)
+    model = training.engine.module
+    if plan.options.graphs and state.step < last:
+        replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
     unsaved = Stopwatch()
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
@@ -113,7 +117,7 @@ def losses(
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
-        batch = batch.to(engine.device)
+        batch = batch.to(engine.device, counts=training.plan.options.graphs)
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches

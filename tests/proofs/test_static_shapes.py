@@ -81,7 +81,7 @@ def plain_and_deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def micro_batch() -> Batch:
-    return random_batch(2, 12, WORDS).to(META)
+    return random_batch(2, 12, WORDS).to(META, counts=True)
 
 
 def model_of(objective: str, **sizes: Any) -> Any:

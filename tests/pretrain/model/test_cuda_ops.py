@@ -1,12 +1,17 @@
 """Claims about the choice of Triton's operations."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.model import cuda_ops, ops
 
 pytest.importorskip("triton")
-FORMS = ("attend", "attention_bias", "gelu_linear", "norm_residual", "softmax")
+FORMS = ("attend", "attention_bias", "gelu_linear", "linears", "norm_residual", "softmax")
 
 
 pytestmark = pytest.mark.usefixtures("restored_ops")
@@ -25,11 +30,45 @@ def test_a_v100_keeps_pytorchs_operations() -> None:
     assert {name: getattr(ops, name) for name in FORMS} == plain
 
 
-def test_with_partitioned_weights_the_vocabulary_is_not_streamed() -> None:
+class Counted(TorchDispatchMode):
+    """Counts operations by name, views aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("follow", [True, False], ids=["gradients in one tensor", "gradients apart"])
+def test_layers_that_share_their_input_have_the_gradients_of_each_alone(follow: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 4, dtype=torch.float64) for _ in range(3)]
+    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    leaves = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+    results = []
+    for form in (cuda_ops.PLAIN_LINEARS, cuda_ops.linears):
+        outputs = form(x, layers)
+        gradients = [*upstream] if follow else [part.clone() for part in upstream]
+        with Counted() as counted:
+            results.append([*outputs, *torch.autograd.grad(outputs, leaves, gradients)])
+    assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-13) for pair in zip(*results, strict=True))
+    assert +counted.calls == {"mm": 1, "addmm_": 2, "bmm": 1, "sum": 1, **({} if follow else {"stack": 1})}
+
+
+def test_weights_that_stage_3_partitions_are_used_by_their_own_modules() -> None:
     cuda_ops.use((9, 0))
-    assert ops.softmax is not cuda_ops.PLAIN_SOFTMAX
+    assert ops.linears is cuda_ops.linears and ops.softmax is not cuda_ops.PLAIN_SOFTMAX
     cuda_ops.use((9, 0), partitioned=True)
-    assert ops.softmax is cuda_ops.PLAIN_SOFTMAX
+    assert (ops.linears, ops.softmax) == (cuda_ops.PLAIN_LINEARS, cuda_ops.PLAIN_SOFTMAX)
+    layers, called = [nn.Linear(3, 3) for _ in range(3)], []
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, *_: called.append(layer))
+    ops.linears(torch.zeros(2, 3), layers)
+    assert called == layers
 
 
 @pytest.mark.parametrize(("head_size", "dtype"), [(64, torch.float32), (64, torch.float64), (256, torch.float16)])

@@ -77,6 +77,23 @@ def test_the_batch_is_divided_among_the_launchers_processes(
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"deepspeed_config": "zero3_bf16"}, "with ZeRO stage 3, which moves the weights"),
+        ({"set": ("deepspeed.activation_checkpointing={}",)}, "with activation_checkpointing, which reads"),
+        ({"forecast": None}, "without a GPU"),
+    ],
+)
+def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
+    changes: dict[str, object], problem: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100", "graphs": True}
+    assert make_plan(options(shards_folder, tmp_path, **given)).options.graphs
+    with pytest.raises(ConfigError, match=rf"^graphs: true {problem}.*; leave it out$"):
+        make_plan(options(shards_folder, tmp_path, **given | changes))
+
+
 def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
     here = make_plan(options(shards_folder, tmp_path))
     assert here.description.precision == here.deepspeed.precision and here.started is None

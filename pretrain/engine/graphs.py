@@ -1,0 +1,93 @@
+"""Replays the forward and backward of a micro-batch as two CUDA graphs: two launches rather than thousands.
+
+The forward and backward must have static shapes and never wait for the device (`tests/proofs/test_static_shapes.py`).
+DeepSpeed's own work on gradients is not captured: its hooks run after the backward graph, as after any backward.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from pretrain.engine.deepspeed_config import EngineConfig
+
+WARM_UPS = 3
+"""Micro-batches before the capture, in which libraries choose kernels and allocate memory (PyTorch's number)."""
+
+
+def unreplayable(config: EngineConfig, on_gpu: bool) -> Iterator[str]:
+    """Yields a problem for each reason why CUDA graphs cannot replay the micro-batches of a job."""
+    reasons = {
+        "without a GPU": not on_gpu,
+        "with ZeRO stage 3, which moves the weights": config.stage == 3,
+        "with activation_checkpointing, which reads the random state on the host": config.recomputes,
+    }
+    yield from (f"graphs: true {reason}; leave it out" for reason, holds in reasons.items() if holds)
+
+
+class Replay(NamedTuple):
+    """A captured micro-batch: functions that compute it again, and the tensors that they read and write in place."""
+
+    forward: Callable[[], None]
+    """Computes `loss`."""
+    backward: Callable[[], None]
+    """Computes `gradients` from `incoming`."""
+    loss: Tensor
+    incoming: Tensor
+    """The gradient of the loss."""
+    gradients: tuple[Tensor | None, ...]
+
+
+class Replayed(torch.autograd.Function):
+    """The loss of a replay as a function of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, replay: Replay, *parameters: Tensor) -> Tensor:
+        ctx.replay = replay
+        replay.forward()
+        return replay.loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the replay's own tensors; autograd copies them, as others refer to them, or adds them up."""
+        ctx.replay.incoming.copy_(gradient)
+        ctx.replay.backward()
+        return (None, *ctx.replay.gradients)
+
+
+def replay_micro_batches(model: nn.Module, sample: Any) -> None:
+    """Makes `model.forward` replay graphs captured here, for micro-batches with the shapes of `sample`.
+
+    A micro-batch is a named tuple of tensors on the GPU. The next one overwrites its output. Evaluation, and forwards
+    with entropies, compute as before.
+    """
+    eager = model.forward
+    parameters = tuple(model.parameters())
+    inputs = sample._make(part.clone() for part in sample)
+    current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    other.wait_stream(current)
+    with torch.cuda.stream(other):
+        for _ in range(WARM_UPS):
+            torch.autograd.grad(eager(inputs).loss, parameters, allow_unused=True)
+    current.wait_stream(other)
+    forward, backward, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    # only this thread's work is captured: others pin memory and watch the communication meanwhile
+    with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
+        output = eager(inputs)
+    incoming = torch.ones_like(output.loss)
+    with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
+        gradients = torch.autograd.grad(output.loss, parameters, incoming, allow_unused=True)
+    output = output._replace(loss=output.loss.detach())  # its graph would keep the parameters on the capture's stream
+    replay = Replay(forward.replay, backward.replay, output.loss, incoming, gradients)
+
+    def forward_or_replay(batch: Any, entropies: bool = False) -> Any:
+        if entropies or not model.training:
+            return eager(batch, entropies=entropies)
+        for captured, part in zip(inputs, batch, strict=True):
+            captured.copy_(part)
+        return output._replace(loss=Replayed.apply(replay, *parameters))
+
+    model.forward = forward_or_replay
