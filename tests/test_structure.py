@@ -106,12 +106,12 @@ def test_operations_of_the_model_are_called_through_their_module():
     assert not [str(module) for module, names in taken.items() if any("pretrain.model.ops." in name for name in names)]
 
 
-def test_every_layer_norm_is_from_ops():
-    """Even in the heads of tasks: `nn.LayerNorm` would not be replaced by the faster operations.
+def test_every_dense_layer_and_layer_norm_is_from_ops():
+    """Even in the heads of tasks: `nn.Linear` would not be replaced by the faster operations.
 
     The model code that an export carries is for machines without this project.
     """
-    built = re.compile(r"\bnn\.LayerNorm\(")
+    built = re.compile(r"\bnn\.(?:Linear|LayerNorm)\(")
     found = {str(module) for module in modules(*PACKAGES) if built.search((REPOSITORY / module).read_text())}
     assert found == {f"pretrain/huggingface/{MODEL_FILE}"}
 

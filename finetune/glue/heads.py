@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from finetune.tokens import Batch
+from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder
 
 
@@ -24,14 +25,14 @@ class SequenceClassifier(nn.Module):
         self.electra = encoder
         self.dropout = nn.Dropout(dropout)
         if head == "hf":
-            dense, out_proj = nn.Linear(size, size), nn.Linear(size, num_outputs)
+            dense, out_proj = ops.Linear(size, size), ops.Linear(size, num_outputs)
             for layer in (dense, out_proj):
                 nn.init.normal_(layer.weight, std=encoder.config.initializer_range)
                 nn.init.zeros_(layer.bias)
             layers = {"dense": dense, "activation": nn.GELU(), "dropout": nn.Dropout(dropout), "out_proj": out_proj}
             self.head: nn.Module = nn.Sequential(OrderedDict(layers))  # parameters are named as Hugging Face's
         else:
-            self.head = nn.Linear(size, num_outputs)
+            self.head = ops.Linear(size, num_outputs)
             nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra keeps
             nn.init.zeros_(self.head.bias)
 

@@ -51,12 +51,12 @@ class PairScorer(nn.Module):
     ) -> None:
         super().__init__()
         size = kind.hidden_size or hidden_size
-        self.first = nn.Linear(hidden_size, size, bias=False)
-        self.second = nn.Linear(hidden_size, size)
+        self.first = ops.Linear(hidden_size, size, bias=False)
+        self.second = ops.Linear(hidden_size, size)
         self.activation = {"gelu": nn.GELU, "tanh": nn.Tanh}[kind.activation]()
         self.LayerNorm = ops.LayerNorm(size, eps=1e-12) if layer_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.logit = nn.Linear(size, 1, bias=bias)
+        self.logit = ops.Linear(size, 1, bias=bias)
         initialize(kind, self.first, self.second)
         initialize(kind, self.logit)
 
@@ -72,7 +72,7 @@ class SpanHead(nn.Module):
     def __init__(self, hidden_size: int, kind: HeadKind, dropout: float) -> None:
         super().__init__()
         self.beam = kind.beam
-        self.start = nn.Linear(hidden_size, 1)
+        self.start = ops.Linear(hidden_size, 1)
         initialize(kind, self.start)
         self.end = PairScorer(hidden_size, kind, layer_norm=kind.end_layer_norm)
         self.unanswerable = PairScorer(
@@ -105,7 +105,7 @@ class IndependentSpanHead(nn.Module):
     def __init__(self, hidden_size: int, kind: HeadKind) -> None:
         super().__init__()
         self.beam = kind.beam
-        self.qa_outputs = nn.Linear(hidden_size, 2)
+        self.qa_outputs = ops.Linear(hidden_size, 2)
         initialize(kind, self.qa_outputs)
 
     def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:

@@ -6,6 +6,7 @@ Shape letters: B batch, L length, H hidden size, C classes.
 from torch import Tensor, nn
 
 from finetune.tokens import Batch
+from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder
 
 
@@ -16,7 +17,7 @@ class TokenClassifier(nn.Module):
         super().__init__()
         self.electra = encoder
         self.dropout = nn.Dropout(encoder.config.hidden_dropout_prob)
-        self.head = nn.Linear(encoder.config.hidden_size, num_classes)
+        self.head = ops.Linear(encoder.config.hidden_size, num_classes)
         nn.init.normal_(self.head.weight, std=encoder.config.initializer_range)
         nn.init.zeros_(self.head.bias)
 

@@ -151,7 +151,7 @@ class ElectraEncoder(nn.Module):
         self.config = config
         self.embeddings = embeddings if embeddings is not None else Embeddings(config)
         if config.embedding_size != config.hidden_size:
-            self.embeddings_project = nn.Linear(config.embedding_size, config.hidden_size)
+            self.embeddings_project = ops.Linear(config.embedding_size, config.hidden_size)
         self.encoder = LayerStack(config)
         for module in self.modules():  # LayerNorms start at 1 and 0, as in google-research/electra
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -255,9 +255,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query = ops.Linear(config.hidden_size, config.hidden_size)
+        self.key = ops.Linear(config.hidden_size, config.hidden_size)
+        self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
         projected = ops.linears(hidden_BLH, (self.query, self.key, self.value))
@@ -285,7 +285,7 @@ class ResidualOutput(nn.Module):
 
     def __init__(self, in_features: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
+        self.dense = ops.Linear(in_features, config.hidden_size)
         self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
 

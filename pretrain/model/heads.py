@@ -105,7 +105,7 @@ class DiscriminatorHead(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = ops.GeluLinear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = nn.Linear(config.hidden_size, 1)
+        self.dense_prediction = ops.Linear(config.hidden_size, 1)
         for layer in (self.dense, self.dense_prediction):
             initialize_matrix(layer, config.initializer_range)
 

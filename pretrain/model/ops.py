@@ -1,8 +1,8 @@
 """The operations that models are built from, in plain torch, and the layers that call them.
 
 Faster versions can replace these functions: when the engine starts, it calls `cpu_ops.use()` or `cuda_ops.use()`. So
-models must call `ops.attend` through the module, never import a function by name, and use the LayerNorm, embedding and
-dropout layers of `ops`, and its dense layer with GELU.
+models must call `ops.attend` through the module, never import a function by name, and use the dense, LayerNorm,
+embedding and dropout layers of `ops`.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
 B batch, N heads, L length, D head size.
@@ -95,6 +95,10 @@ class LayerNorm(nn.LayerNorm):
         if residual is None:
             return layer_norm(input, self.weight, self.bias, self.eps)
         return norm_residual(input, residual, p if self.training else 0.0, self.weight, self.bias, self.eps)
+
+
+Linear = nn.Linear
+"""The dense layer: PyTorch's own."""
 
 
 class GeluLinear(nn.Linear):
