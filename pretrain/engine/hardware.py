@@ -88,7 +88,7 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(partitioned: bool = False) -> None:
+def use_operations(*, partitioned: bool = False) -> None:
     """Replaces functions of `ops` in this process by the fastest for the hardware.
 
     With `partitioned` weights (ZeRO stage 3), no function needs a whole weight outside its own module.

@@ -46,7 +46,7 @@ def full_batch(sequences: int) -> Batch:
 def test_flops_of_a_step_are_those_counted_by_pytorch_forward_and_backward(name: str) -> None:
     """Within 3%: the discriminator's head and the generator's narrow input projection are not counted."""
     torch.manual_seed(0)
-    model = new_model(name, MODEL, VOCABULARY).double()
+    model = new_model(name, MODEL, VOCABULARY).double()  # PyTorch does not count oneDNN's products in fp32
     with FlopCounterMode(display=False) as counter:
         model(full_batch(3)).loss.backward()
     per_token = counter.get_total_flops() / (3 * LENGTH)
