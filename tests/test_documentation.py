@@ -155,8 +155,8 @@ def lines_of(language: str, page: Path) -> list[str]:
 def printed(line: str) -> Iterator[bool]:
     """For each string of the code, whether it prints this line, a third of which it must spell out."""
     for parts in STRINGS:
-        pattern = ".+".join(map(re.escape, parts))
-        yield len("".join(parts)) * 3 >= len(line) and bool(re.search(pattern, line))
+        pattern = r"(?:\w+\.py: error: )?" + ".+".join(map(re.escape, parts))
+        yield len("".join(parts)) * 3 >= len(line) and bool(re.fullmatch(pattern, line))
 
 
 def strings() -> Iterator[tuple[str, ...]]:
