@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from bench.study.cell import CellResult, read_cells
-from bench.study.effects import Cells, Effect, CellMeasure, passes, verdict
+from bench.study.effects import CellMeasure, Cells, Effect, passes, verdict
 from bench.study.file import Row, Study
 from foundation.files import write_atomically
 from foundation.markdown_table import markdown_table
