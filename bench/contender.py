@@ -198,7 +198,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
 
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
-    """The outputs of the vocabulary heads and the draw that have gradients."""
+    """Returns the outputs with gradients: log p_G of the originals and, if there is one, the sampling head's."""
     words = model.generator.embeddings.word_embeddings
     prediction = predict(batch, model.generator_lm_head(model.generator_predictions(hidden_BKH), words))
     drawn = model.draw(hidden_BKH, prediction, batch.uniforms_BK)

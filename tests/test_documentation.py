@@ -36,8 +36,8 @@ LONGEST, WIDEST = 250, 200
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 TYPED = (
-    r"\S*python3? deepspeed electra-sampler sbatch make \S*pip docker tensorboard hf aws export echo printf cat cp mkdir"
-    r" touch \. --set"
+    r"\S*python3? deepspeed electra-sampler sbatch make \S*pip docker tensorboard hf aws export echo printf cat cp"
+    r" mkdir touch \. --set"
 )
 """First words of lines that a reader types."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
