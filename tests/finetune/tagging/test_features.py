@@ -1,4 +1,4 @@
-"""finetune/tagging/features.py: every word once, its label on its first piece, at any length."""
+"""finetune/tagging/features.py: every word once, its label on its first piece, whatever the length."""
 
 import lzma
 from pathlib import Path
