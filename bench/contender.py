@@ -166,8 +166,8 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     - heads and sampling: as in plain ELECTRA.
     - sampling head: the extra time of the objective's heads and sampling over ELECTRA's.
     - data: copying a batch to the device (bench/engine.py --data measures the wait for data).
-    - communication: the collectives that DeepSpeed calls even with one process (bench/scaling.py and bench/traffic.py
-      measure several).
+    - communication: the collectives that DeepSpeed calls even with one process (bench/traffic.py counts the bytes of
+      several).
     """
     assert isinstance(step, EngineStep)
     device = batch.input_ids_BL.device
