@@ -118,7 +118,7 @@ def require_same_text(shards: Path, cells: Iterable[CellResult]) -> None:
 
 
 def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row, seed: int) -> CellResult:
-    """Gathers the numbers of a cell whose commands are finished."""
+    """Gathers the result of a cell, one row with one seed, from what its finished commands wrote."""
     name = cell_name(row, seed)
     run = output / "runs" / name
     description, manifest = read_run(run), load_manifest(output / "shards")
