@@ -32,7 +32,7 @@ def main(options: RunOptions) -> int:
         return 0
     from pretrain.training.train import train_rank
 
-    return train_rank(plan, options.hang_timeout, options.compile)
+    return train_rank(plan)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from foundation.command_line import parse_options
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.curves import flat
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
-from pretrain.training.stragglers import OwnTime
-from pretrain.training.train import train
+from pretrain.training.telemetry import OwnTime
+from pretrain.training.train import build_training, measured_machine, train
 from tests.pretrain.training.zero_worker import OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
 from tests.warm import Warm, outputs, two_ranks
 
