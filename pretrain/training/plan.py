@@ -18,8 +18,7 @@ from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.graphs import unreplayable
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
-from pretrain.job.hosts import Slots, read_hostfile
-from pretrain.job.launcher import number_of
+from pretrain.job.launcher import Slots, number_of, read_hostfile
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import flops_per_token, too_large
 from pretrain.training.models import find_sources, is_run

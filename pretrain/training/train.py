@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foundation.command_line import EXIT_BAD_USAGE, print_problems
 from foundation.config import ConfigError
 from foundation.locks import confirm
 from foundation.ordering import key_of
@@ -82,7 +81,11 @@ def is_finished(plan: Plan) -> bool:
 
 
 def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
-    """Locks the run folder on the first rank and returns the lock; if that fails, every rank exits. Collective."""
+    """Locks the run folder on the first rank and returns the lock. Collective.
+
+    Raises:
+        ConfigError: on every rank, if another command trains there.
+    """
     lock: AbstractContextManager[object] = nullcontext()
     problems: tuple[str, ...] = ()
     if world.is_first:
@@ -90,9 +93,8 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
             lock = lock_run(plan.folder, plan.description)
         except ConfigError as error:
             problems = error.problems
-            print_problems(problems)
-    if world.share(problems):
-        leave(EXIT_BAD_USAGE)
+    if problems := world.share(problems):
+        raise ConfigError(*problems)
     return lock
 
 

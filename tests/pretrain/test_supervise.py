@@ -68,19 +68,13 @@ def test_output_of_the_command_and_its_ranks_is_shown_without_control_characters
 ) -> None:
     (tmp_path / "logs").mkdir()
     record = EndRecord(0, "no\x1bde", 1, "now")
-    script = (
-        f"from pathlib import Path; logs = Path({str(tmp_path / 'logs')!r});"
-        f" (logs / 'rank-0000.json').write_text({json.dumps(record._asdict())!r});"
-        " (logs / 'rank-0000.log').write_text('Traceback\\x1b[2J\\n')"
-    )
+    path = str(tmp_path / "logs" / "rank-0000.json")
+    script = f"from pathlib import Path; Path({path!r}).write_text({json.dumps(record._asdict())!r})"
     ending = f"print('\\x1b]0;title\\x07\\u202e', flush=True); {script}; sys.exit(1)"
     output = finished(supervise(launch, *counting(tmp_path, ending), max_restarts=0), code=1)
     assert output.replace("\n", "").isprintable(), ascii(output)
     assert r"\x1b]0;title\x07\u202e" in output
-    assert (
-        "supervise: rank 0 on no\\x1bde: exited without a message (probably killed); the end of" in output
-        and r"    Traceback\x1b[2J" in output
-    )
+    assert "supervise: rank 0 on no\\x1bde: exited without a message (probably killed); its output is in" in output
 
 
 @pytest.mark.parametrize("program", ["no/such/deepspeed", "README.md"])
@@ -179,7 +173,7 @@ def test_a_rank_killed_under_the_real_launcher_loses_only_time(
     output = finished(process)
     assert "supervise: restart 1 of 2, from step-00000008" in output
     killed_rank = f"supervise: rank 1 on {socket.gethostname()}: exited without a message (probably killed)"
-    assert f"{killed_rank}; the end of {killed}/logs/rank-0001.log:\nsupervise:     --- " in output
+    assert f"{killed_rank}; its output is in {killed}/logs/rank-0001.log\n" in output
     assert "supervise: rank 0" not in output
     name = f"rank 1 on {socket.gethostname()}"
     assert f"rank 0 on {socket.gethostname()} lost the connection to {name} (after step " in output
