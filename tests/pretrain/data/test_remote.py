@@ -196,7 +196,6 @@ def test_faults_that_pass_change_nothing_and_are_reported(
     assert len(seen) >= 4, "more than a window of shards"
     said = [line for line in capfd.readouterr().err.splitlines() if server.url in line]
     assert sum("waiting for it, with retries" in line for line in said) == 3
-    assert sum("is read again after" in line for line in said) == 3
 
 
 @pytest.mark.parametrize(
@@ -206,8 +205,8 @@ def test_faults_that_pass_change_nothing_and_are_reported(
         ("403", r"/shard-\d+\.bin cannot be read: got .*403.*, expected bytes 0 to \d+; check its name.* your rights"),
         ("416", r"/shard-\d+\.bin cannot be read: got .*416.*, expected bytes 0 to \d+; check its name, its upload"),
         ("elsewhere", r"/shard-\d+\.bin cannot be read: got .*file:///etc/passwd, expected bytes 0 to \d+; check"),
-        ("204", r"/shard-\d+\.bin cannot be read: got 0 bytes, expected bytes 0 to \d+; upload it again"),
-        ("short", r"/shard-\d+\.bin cannot be read: got \d+ bytes, expected bytes 0 to \d+; upload it again"),
+        ("204", r"/shard-\d+\.bin cannot be read: got 0 bytes, expected bytes 0 to \d+; check its name, its upload.* Range requests"),
+        ("short", r"/shard-\d+\.bin cannot be read: got \d+ bytes, expected bytes 0 to \d+; check its name, its upload.* Range requests"),
         ("corrupt", r"/shard-\d+\.bin was fetched twice and does not match its sha256"),
     ],
 )
@@ -471,5 +470,5 @@ def test_an_outage_longer_than_the_hang_timeout_does_not_end_two_ranks(
         output = finish(
             launch(2, *arguments(server.url, tmp_path / "far", "--cache_gb", str(quarter), "--hang_timeout", "12"))
         )
-    assert until[0] and "waiting for it, with retries" in output and "is read again after" in output
+    assert until[0] and "waiting for it, with retries" in output
     assert losses(tmp_path / "far") == losses(tmp_path / "local")
