@@ -21,7 +21,9 @@ from pretrain.job.launcher import (
     read_hostfile,
     require_launch,
 )
-from tests.conftest import REPOSITORY, free_port
+from pretrain.run import main
+from pretrain.training.options import RunOptions
+from tests.conftest import REPOSITORY
 
 # Environment that srun gives task 5 of 6, on the second of three nodes.
 TASK = {
@@ -188,15 +190,15 @@ def test_processes_that_do_not_match_the_hostfile_are_refused(tmp_path: Path, mo
         require_launch(tmp_path / "hosts")
 
 
-def test_training_refuses_a_hostfile_that_deepspeed_did_not_use(shards_folder: Path, tmp_path: Path) -> None:
+def test_training_refuses_a_hostfile_that_deepspeed_did_not_use(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("node1 slots=8\n")
-    deepspeed = [Path(sys.executable).with_name("deepspeed"), "--num_gpus=1", f"--master_port={free_port()}"]
-    training = [REPOSITORY / "pretrain/run.py", "--preset=tiny", "--data", shards_folder, "--output", tmp_path / "run"]
-    command = [*deepspeed, *training, "--hostfile", hostfile]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert finished.returncode == 2, finished.stdout + finished.stderr
-    assert "has 8 slots on 1 host, but the job has 1 process on 1 host" in finished.stderr
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CROSS_SIZE"):  # as DeepSpeed sets them for one process
+        monkeypatch.setenv(name, str(int(name.endswith("SIZE"))))
+    with pytest.raises(ConfigError, match="has 8 slots on 1 host, but the job has 1 process on 1 host"):
+        main(RunOptions(preset="tiny", data=(shards_folder,), output=tmp_path / "run", hostfile=hostfile))
     assert not (tmp_path / "run").exists()
 
 
