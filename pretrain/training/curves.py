@@ -6,12 +6,10 @@ A curve is named GROUP/NAME/KIND, for example `Loss/discriminator_loss/train`; N
 import html
 import json
 import textwrap
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,16 +85,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
             yield prefix + name, value
 
 
-class Writer(Protocol):
-    """Draws curves; opened with the run's folder and the step at which the run starts or resumes, plus 1."""
-
-    def __init__(self, folder: Path, step: int) -> None: ...
-
-    def write(self, step: int, curves: Curves) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class TensorBoard:
     """Writes into the run folder, whose name TensorBoard shows as the run's; a failed write leaves a gap."""
 
@@ -116,19 +104,19 @@ class TensorBoard:
     def _open(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._board: SummaryWriter | None = SummaryWriter(str(self._folder), purge_step=step)
+        self._board = SummaryWriter(str(self._folder), purge_step=step)
         self._board.add_custom_scalars(self.LAYOUT)
+        self._gap = False
 
     def write(self, step: int, curves: Curves) -> None:
         try:
-            if self._board is None:
+            if self._gap:
                 self._open(step)
             self._add(step, curves)
         except OSError:  # a full disk ended the writer's thread: the next write opens a new file
-            self._board = None
+            self._gap = True
 
     def _add(self, step: int, curves: Curves) -> None:
-        assert self._board is not None
         for name, value in curves.scalars.items():
             self._board.add_scalar(name, value, step)
         for name, histogram in curves.histograms.items():
@@ -151,9 +139,8 @@ class TensorBoard:
 
     def close(self) -> None:
         """Flushes. Jobs of several ranks skip the interpreter's shutdown, which would do so otherwise."""
-        if self._board:
-            with suppress(OSError):
-                self._board.close()
+        with suppress(OSError):
+            self._board.close()
 
 
 class WeightsAndBiases:
@@ -199,7 +186,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Sends numbers to MLflow at MLFLOW_TRACKING_URI from a thread of its own: one MLflow run per start.
+    """Sends numbers to MLflow at MLFLOW_TRACKING_URI from MLflow's own thread: one MLflow run per start.
 
     MLflow has no histogram or text curves.
     """
@@ -210,36 +197,27 @@ class MLflow:
         Raises:
             ConfigError: MLflow cannot be reached.
         """
-        from mlflow import MlflowClient, MlflowException
-        from mlflow.entities import Metric, Param
+        import mlflow
 
-        settings = dotted(json.loads((folder / DESCRIPTION).read_text())["run"])
+        settings = dict(dotted(json.loads((folder / DESCRIPTION).read_text())["run"]))
         try:
-            self._client = MlflowClient()
-            known = self._client.get_experiment_by_name(PROJECT)
-            experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
-            name = f"{folder.resolve().name} from step {step}"
-            self._run = self._client.create_run(experiment, run_name=name).info.run_id
-            self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings])
-        except MlflowException as error:
+            mlflow.set_experiment(PROJECT)
+            mlflow.start_run(run_name=f"{folder.resolve().name} from step {step}")
+            mlflow.log_params(settings)
+        except mlflow.MlflowException as error:
             why = str(error).splitlines()[0]
             raise ConfigError(f"log_to: got mlflow, which does not start ({why}); see MLFLOW_TRACKING_URI") from None
-        self._metric, self._sender = Metric, ThreadPoolExecutor(max_workers=1)
-        self._sent: list[Future[Any]] = []
+        self._mlflow = mlflow
 
     def write(self, step: int, curves: Curves) -> None:
-        """Raises the failure of an earlier write, after MLflow's own retries."""
-        while self._sent and self._sent[0].done():
-            self._sent.pop(0).result()
-        now = round(time.time() * 1000)
-        metrics = [self._metric(name, value, now, step) for name, value in curves.scalars.items()]
-        self._sent.append(self._sender.submit(self._client.log_batch, self._run, metrics=metrics))
+        self._mlflow.log_metrics(dict(curves.scalars), step=step, synchronous=False)
 
     def close(self) -> None:
         """Waits until everything is sent."""
-        self._sender.shutdown()
-        self._client.set_terminated(self._run)
+        self._mlflow.end_run()
 
 
+Writer = TensorBoard | WeightsAndBiases | MLflow
+"""Opened with the run folder and the first step, then written to, then closed."""
 WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 """By their names in --log_to."""
