@@ -22,8 +22,7 @@ from pretrain.job.launcher import check_hosts
 from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
-from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Memory, memory_per_process
-from pretrain.training.machines import Machine, machine_of
+from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Machine, Memory, memory_per_process
 from pretrain.training.models import empty_model
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
@@ -208,7 +207,7 @@ def dry_run(plan: Plan) -> None:
     Raises:
         ConfigError: lists everything that would keep the run from working.
     """
-    run, machine = plan.run, machine_of(plan)
+    run, machine = plan.run, plan.machine()
     parameters = sum(parameter.numel() for parameter in empty_model(plan.description).parameters())
     problems = [*disk_shortage(plan, parameters), *unasked_months(plan, machine)]
     warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]

@@ -19,8 +19,9 @@ from pretrain.engine.graphs import unreplayable
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
 from pretrain.job.launcher import Slots, number_of, read_hostfile
+from pretrain.job.processes import World
 from pretrain.presets import preset, with_objective, with_row
-from pretrain.training.estimates import flops_per_token, too_large
+from pretrain.training.estimates import GPUS, Machine, Sizes, this_machine, too_large
 from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
 from pretrain.training.run_folder import RunDescription, describe, differences, find_run, read_run
@@ -33,7 +34,7 @@ class Target(NamedTuple):
 
     processes: int
     gpu: str | None
-    """The GPU that a dry run assumes, by its name in `machines.GPUS`; `None` for this machine."""
+    """The GPU that a dry run assumes, by its name in `estimates.GPUS`; `None` for this machine."""
     slots: Slots | None
     """Slots of each host in the hostfile that a dry run checks."""
 
@@ -87,15 +88,33 @@ class Plan(NamedTuple):
         return self.flops_per_step * steps / flops
 
     @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.run, self.shards.manifest.vocab_size, self.shards.manifest.seq_length)
+
+    @property
     def flops_per_token(self) -> float:
         """Floating-point operations per word piece."""
-        manifest = self.shards.manifest
-        return flops_per_token(self.run.model, self.run.objective, manifest.vocab_size, manifest.seq_length)
+        return self.sizes.flops
 
     @property
     def flops_per_step(self) -> float:
         """Floating-point operations of a step, without those on padding."""
         return self.flops_per_token * self.run.batch_size * self.shards.mean_length
+
+    def machine(self, world: World | None = None) -> Machine:
+        """Returns the machine of this plan: the GPUs that a dry run assumes, else this machine. Collective.
+
+        Raises:
+            ConfigError: there is no published speed of that GPU in the run's precision.
+        """
+        gpu, precision, processes = self.target.gpu, self.deepspeed.precision, self.target.processes
+        if not gpu:
+            return this_machine(self.sizes, precision, processes, world)
+        if found := GPUS.get((gpu, precision)):
+            return found._replace(name=f"{processes} {found.name}", flops=found.flops * processes)
+        raise ConfigError(
+            f"forecast: got {gpu} with {precision}, for which no speed is published; name another of the two"
+        )
 
 
 class Problems(list[str]):

@@ -23,7 +23,7 @@ from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
 from pretrain.method.objective import ElectraOutput, Output
 from pretrain.training.doubts import too_long
-from pretrain.training.machines import Machine
+from pretrain.training.estimates import Machine
 from pretrain.training.metrics import Reported, histograms
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, STARTS, writing

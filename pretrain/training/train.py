@@ -31,7 +31,7 @@ from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.objective import Objective
 from pretrain.training.doubts import doubts, unasked_months
-from pretrain.training.machines import Machine, machine_of
+from pretrain.training.estimates import Machine
 from pretrain.training.metrics import Reported
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
@@ -105,7 +105,7 @@ def measured_machine(plan: Plan, world: World) -> Machine:
         ConfigError: on every rank, if the ranks differ in precision, or the run would take months unasked.
     """
     require_same_precision(plan.deepspeed.precision, world)
-    machine = machine_of(plan, world)
+    machine = plan.machine(world)
     if problems := world.share([*unasked_months(plan, machine)]):
         raise ConfigError(*problems)
     return machine

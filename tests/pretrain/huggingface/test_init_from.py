@@ -19,7 +19,7 @@ from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
 from pretrain.training.doubts import doubts
-from pretrain.training.machines import GPUS
+from pretrain.training.estimates import GPUS
 from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan

@@ -13,7 +13,7 @@ from foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState, save
 from pretrain.run import main
 from pretrain.training.doubts import disk_needed, doubts, too_long, unasked_months
-from pretrain.training.machines import GPUS, Machine
+from pretrain.training.estimates import GPUS, Machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan

@@ -26,8 +26,7 @@ from pretrain.method.electra import Electra, ElectraOutput
 from pretrain.method.registry import BUILT_IN, load_objective
 from pretrain.model.config import ModelConfig
 from pretrain.training.curves import curve_name, curves_of, flat
-from pretrain.training.estimates import flops_per_token
-from pretrain.training.machines import Machine
+from pretrain.training.estimates import Machine, flops_per_token
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
