@@ -212,7 +212,6 @@ def test_faults_that_pass_change_nothing_and_are_reported(
     [
         ("404", r"/shard-\d+\.bin does not exist; check the name"),
         ("403", r"/shard-\d+\.bin cannot be read: got .*403.*, expected bytes 0 to \d+; check its name.* your rights"),
-        ("416", r"/shard-\d+\.bin cannot be read: got .*416.*, expected bytes 0 to \d+; check its name, its upload"),
         ("elsewhere", r"/shard-\d+\.bin cannot be read: got .*file:///etc/passwd, expected bytes 0 to \d+; check"),
         (
             "204",
