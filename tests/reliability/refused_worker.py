@@ -15,4 +15,4 @@ from pretrain.training.plan import make_plan
 from pretrain.training.train import take_folder
 
 if __name__ == "__main__":
-    run_command(lambda options: take_folder(make_plan(options), start_processes()) and 0, RunOptions, __doc__)
+    sys.exit(run_command(lambda options: take_folder(make_plan(options), start_processes()) and 0, RunOptions, __doc__))
