@@ -66,6 +66,7 @@ def pairs(options: KernelOptions) -> Iterator[Pair]:
     dtype = DTYPES[options.dtype]
     yield attention(config, options, dtype)
     yield dropout(config, options, dtype)
+    yield dense(config, options, dtype)
     yield norm(config, options, dtype)
     yield words(config, options, dtype)
     yield sampling(options)
@@ -90,6 +91,15 @@ def attention(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype)
 def dropout(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
     values = torch.randn(options.batch_size, options.seq_length, config.hidden_size, dtype=dtype, requires_grad=True)
     return Pair("dropout", backward(lambda: F.dropout(values, P)), backward(lambda: cpu_ops.dropout(values, P)))
+
+
+def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    inputs, outputs = config.hidden_size, config.intermediate_size
+    values = torch.randn(options.batch_size, options.seq_length, inputs, dtype=dtype, requires_grad=True)
+    weight = torch.randn(outputs, inputs, dtype=dtype, requires_grad=True)
+    bias = torch.randn(outputs, dtype=dtype, requires_grad=True)
+    given = (values, weight, bias)
+    return Pair("dense layer", backward(lambda: F.linear(*given)), backward(lambda: cpu_ops.linear(*given)))
 
 
 def norm(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 
 from bench.timing import seconds_of
+from pretrain.model import cpu_ops, ops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (2048, 4096), "cuda": (4096, 8192, 16384)}
@@ -14,10 +14,10 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def matrix_rates(precision: str) -> dict[str, float]:
-    """FLOP/s of the fastest size: by `torch.mm`, and by the model's linear layer."""
+    """FLOP/s of the fastest size: by `torch.mm`, and by the model's linear layer (oneDNN on a CPU)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     squares = [torch.rand(size, size, device=device).to(DTYPES[precision]) for size in SIZES[device]]
-    products = {"torch.mm": torch.mm, "linear": F.linear}
+    products = {"torch.mm": torch.mm, "linear": cpu_ops.linear if device == "cpu" else ops.linear}
     return {name: max(_rate(product, left) for left in squares) for name, product in products.items()}
 
 

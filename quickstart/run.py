@@ -82,7 +82,7 @@ def start_afresh() -> None:
 
 def forecast(short: bool) -> str:
     """Returns a line on how long this machine will take, from the speed of its products, measured now."""
-    from pretrain.training.machines import Sizes, forecast_here
+    from pretrain.training.estimates import Sizes, forecast_here
     from pretrain.training.options import RunOptions
     from pretrain.training.plan import choose_run
 

@@ -27,8 +27,7 @@ from foundation.files import write_atomically
 from foundation.machine import cores
 from pretrain.analysis.analysis import SUMMED
 from pretrain.training.estimates import flops_per_token
-from pretrain.training.run_folder import read_run
-from pretrain.training.starts import STARTS
+from pretrain.training.run_folder import STARTS, read_run
 
 CROSSED = {"loss": "discriminator_loss", "accuracy": "accuracy_masked", "AUC": "auc_all"}
 """Measures of one discriminator on one sampler's replacements, by their names in `crossing.json`."""

@@ -19,7 +19,7 @@ from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
-from pretrain.training.log_line import MOST_WAITING
+from pretrain.training.run_log import MOST_WAITING
 
 MOST_UNKNOWN = 0.01
 """Share of [UNK] among the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""

@@ -77,7 +77,7 @@ class Engine(Generic[Model_co]):
         if cuda and config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             name = torch.cuda.get_device_name(world.device)
             raise ConfigError(f"bf16.enabled: {name} has no bf16; add --deepspeed_config ds_configs/zero1_fp16.json")
-        use_operations(partitioned=config.stage == 3)
+        use_operations(world, partitioned=config.stage == 3)
         self.config, self.world, self.device, self.dtype = config, world, world.device, DTYPES[config.precision]
         for module in model.modules():
             if isinstance(module, LayerStack):

@@ -15,7 +15,7 @@ from foundation.config import ConfigError, shown
 from foundation.files import ROOT
 from foundation.machine import instructions, multiplies_bf16
 from pretrain.job.processes import World
-from pretrain.model import cpu_ops, cuda_ops
+from pretrain.model import cpu_ops, cuda_ops, ops
 
 AUTO = Path("auto")
 """Means: choose the file by the hardware."""
@@ -88,15 +88,15 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(*, partitioned: bool = False) -> None:
-    """Replaces functions of `ops` in this process by the fastest for the hardware.
+def use_operations(world: World | None = None, *, partitioned: bool = False) -> None:
+    """Replaces functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective.
 
     With `partitioned` weights (ZeRO stage 3), no function needs a whole weight outside its own module.
     """
     if torch.cuda.is_available():
         cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
     else:
-        cpu_ops.use()
+        cpu_ops.use(world.share(instructions()) if world else instructions())
 
 
 def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -120,7 +120,7 @@ def compute_deterministically(environment: MutableMapping[str, str] = os.environ
 
 
 def product_speed(precision: str, device: torch.device) -> float:
-    """Measures the FLOP/s of this process's square matrix products."""
+    """Measures the FLOP/s of this process's square matrix products, by the `ops.linear` that the model uses."""
     size, seconds = 128, 0.0
     while seconds < LONG_ENOUGH and size < LARGEST:
         size *= 2
@@ -130,12 +130,16 @@ def product_speed(precision: str, device: torch.device) -> float:
 
 
 def emulated(precision: str) -> str | None:
-    """Returns a warning if this CPU computes the precision only by emulation."""
+    """Returns a warning, with a measured ratio, if this CPU computes the precision only by emulation."""
     if precision != "bf16" or torch.cuda.is_available() or multiplies_bf16():
         return None
+    cpu = torch.device("cpu")
+    ratio = product_speed("fp32", cpu) / product_speed("bf16", cpu)
+    if ratio < MUCH_FASTER:
+        return None
     return (
-        f"deepspeed_config: got bf16, which this CPU ({instructions()}) only emulates, several times as slowly as fp32;"
-        " add --deepspeed_config ds_configs/zero1_fp32.json"
+        f"deepspeed_config: got bf16, which this CPU ({instructions()}) only emulates: it multiplies {ratio:.0f} times"
+        " as fast in fp32; add --deepspeed_config ds_configs/zero1_fp32.json"
     )
 
 
@@ -144,7 +148,7 @@ def _seconds_of_product(size: int, precision: str, device: torch.device) -> floa
     left = torch.rand(size, size, generator=random, device=device).to(DTYPES[precision])
     wait_for(left)
     started = time.perf_counter()
-    wait_for(left @ left.T)
+    wait_for(ops.linear(left, left))
     return time.perf_counter() - started
 
 

@@ -63,9 +63,9 @@ def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) ->
     cores need.
     """
     if table_VE.dtype != torch.float16 or bias_V is not None:
-        return F.linear(projected_XE, table_VE, bias_V)
+        return ops.linear(projected_XE, table_VE, bias_V)
     padded = F.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
-    return F.linear(projected_XE, padded)[..., : len(table_VE)]
+    return ops.linear(projected_XE, padded)[..., : len(table_VE)]
 
 
 class Scores(NamedTuple):

@@ -1,7 +1,7 @@
 """The operations that models are built from, in plain torch, and the layers that call them.
 
 Faster versions can replace these functions: when the engine starts, it calls `cpu_ops.use()` or `cuda_ops.use()`. So
-models must call `ops.attend` through the module, never import a function by name, and use the dense, LayerNorm,
+models must call `ops.linear` through the module, never import a function by name, and use the dense, LayerNorm,
 embedding and dropout layers of `ops`.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
@@ -51,14 +51,19 @@ def dropout(values: Tensor, p: float) -> Tensor:
 
 def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     """Returns GELU(x W^T + b) with GELU in its exact (erf) form, [X, O]."""
-    return F.gelu(F.linear(input_XI, weight_OI, bias_O))
+    return F.gelu(linear(input_XI, weight_OI, bias_O))
 
 
 def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
     return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
 
 
-def linears(input_XI: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Returns x W^T + b, [X, O]."""
+    return F.linear(input_XI, weight_OI, bias_O)
+
+
+def linears(input_XI: Tensor, layers: Sequence["Linear"]) -> tuple[Tensor, ...]:
     """Returns the outputs of dense layers of one size that share their input, each [X, O]."""
     return tuple(layer(input_XI) for layer in layers)
 
@@ -97,8 +102,11 @@ class LayerNorm(nn.LayerNorm):
         return norm_residual(input, residual, p if self.training else 0.0, self.weight, self.bias, self.eps)
 
 
-Linear = nn.Linear
-"""The dense layer: PyTorch's own."""
+class Linear(nn.Linear):
+    """`nn.Linear` that calls `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
 
 
 class GeluLinear(nn.Linear):

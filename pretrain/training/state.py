@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,20 +52,6 @@ class TrainingState:
             "skipped": self.step - self.updates,
             "loss_spikes": self.spikes,
         }
-
-
-class Stopwatch:
-    """Measures the time since it was last restarted."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self._started = time.monotonic()
-
-    @property
-    def minutes(self) -> float:
-        return (time.monotonic() - self._started) / 60
 
 
 def rate_after(run: RunConfig, updates: int) -> float:

@@ -24,11 +24,10 @@ from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.presets import PRESETS, objective_config
-from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.train import train
+from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import shards_folder

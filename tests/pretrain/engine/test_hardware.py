@@ -1,5 +1,8 @@
 """Claims about what is chosen by the hardware: precision, its file, operations; other CPUs are imitated."""
 
+import os
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import torch
 from foundation import machine
 from pretrain.engine import hardware
 from pretrain.engine.hardware import choose, emulated, file_of, product_speed
+from tests.conftest import REPOSITORY
 
 CPU = torch.device("cpu")
 A100, T4 = (8, 0), (7, 5)
@@ -61,12 +65,21 @@ def test_one_process_in_fp32_needs_no_deepspeed_and_without_it_computes_in_fp32(
     assert choose(processes=1) == (file_of("fp32", 1), "DeepSpeed is not installed")
 
 
-def test_an_emulated_precision_is_named_with_the_faster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    imitate(WITH["avx2"], tmp_path, monkeypatch)
-    warning = emulated("bf16")
-    assert warning and warning.startswith("deepspeed_config: got bf16, which this CPU (avx2) only emulates")
-    assert warning.endswith("; add --deepspeed_config ds_configs/zero1_fp32.json")
-    assert emulated("fp32") is None
+def test_an_emulated_precision_is_named_with_its_measured_ratio_and_the_faster_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured in a process that oneDNN keeps to AVX2, where bf16 is really emulated."""
+    program = "from pretrain.engine.hardware import emulated; print(emulated('bf16')); print(emulated('fp32'))"
+    limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, env=os.environ | limits, capture_output=True, text=True
+    )
+    slow, fast = done.stdout.splitlines()
+    assert slow.startswith("deepspeed_config: got bf16, which this CPU (avx2) only emulates: it multiplies "), (
+        done.stderr
+    )
+    assert slow.endswith(" times as fast in fp32; add --deepspeed_config ds_configs/zero1_fp32.json")
+    assert fast == "None"
     imitate(WITH["avx512_bf16"], tmp_path, monkeypatch)
     assert emulated("bf16") is None
 

@@ -27,7 +27,8 @@ SIZES = {
 
 def start(shards: Path, folder: Path, **changes: object) -> Electra:
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(folder),), **changes}
-    model = initial_model(make_plan(RunOptions.from_values(values)).description)
+    plan = make_plan(RunOptions.from_values(values))
+    model = initial_model(plan.description, plan.sources)
     assert isinstance(model, Electra)
     return model
 

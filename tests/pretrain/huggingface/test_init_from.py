@@ -19,7 +19,7 @@ from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
 from pretrain.training.doubts import doubts
-from pretrain.training.machines import GPUS
+from pretrain.training.estimates import GPUS
 from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
@@ -50,7 +50,8 @@ def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunO
 
 
 def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
-    model = initial_model(make_plan(options(shards, init_from, **changes)).description)
+    plan = make_plan(options(shards, init_from, **changes))
+    model = initial_model(plan.description, plan.sources)
     assert isinstance(model, Electra)
     return model
 
@@ -168,7 +169,7 @@ def test_the_runs_model_has_the_pairs_sizes_and_its_own_dropout(
 
 def test_a_run_without_a_pair_starts_as_before(shards_folder: Path) -> None:
     description = make_plan(options(shards_folder, ())).description
-    pairs = zip(initial_model(description).parameters(), build_model(description).parameters(), strict=True)
+    pairs = zip(initial_model(description, None).parameters(), build_model(description).parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -385,7 +386,7 @@ def test_a_masked_language_model_continues_as_one_with_hugging_faces_loss(
     stock_pair: tuple[str, str], shards_folder: Path, batch: Batch
 ) -> None:
     plan = make_plan(options(shards_folder, stock_pair[:1], objective="mlm"))
-    model = initial_model(plan.description).eval()
+    model = initial_model(plan.description, plan.sources).eval()
     before = read_weights(Path(stock_pair[0]))
     before.pop("generator_lm_head.weight", None)
     ours = model.exported(".").state_dict()
@@ -403,7 +404,7 @@ def test_a_discriminator_starts_a_masked_language_models_encoder(
     stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(options(shards_folder, stock_pair[1:], objective="mlm"))
-    weights = initial_model(plan.description).state_dict()
+    weights = initial_model(plan.description, plan.sources).state_dict()
     before = read_weights(Path(stock_pair[1]))
     assert all(torch.equal(weights[name], before[name]) for name in before if name.startswith("electra."))
     assert "except for shared embeddings: generator_predictions, generator_lm_head\n" in capsys.readouterr().out

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import cpu_ops, ops
-from pretrain.model.cpu_ops import attend, dropout, kept, layer_norm, look_up
+from pretrain.model.cpu_ops import attend, dropout, kept, layer_norm, linear, look_up
 from pretrain.model.encoder import ElectraEncoder
 from pretrain.presets import preset
 
-FORMS = (attend, dropout, layer_norm, look_up)
+FORMS = (attend, dropout, layer_norm, linear, look_up)
 B, N, L, D = 2, 3, 7, 4
 HALF_AND_FULL = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROUNDING = 2.0**-8
@@ -27,13 +27,23 @@ def seeded() -> None:
 
 @pytest.fixture
 def in_use(restored_ops: None) -> None:
-    cpu_ops.use()
+    cpu_ops.use("avx512")  # all of them; the bits are those of any instruction set
+
+
+@pytest.mark.parametrize(("instruction_set", "ours"), [("avx512_bf16", True), ("avx2", False), ("neon", False)])
+def test_fp32_products_are_onednns_only_where_these_are_faster(
+    instruction_set: str, ours: bool, restored_ops: None
+) -> None:
+    cpu_ops.use(instruction_set)
+    assert (ops.linear is linear) is ours
+    assert ops.attend is cpu_ops.attend
 
 
 def test_each_replaces_its_plain_form(in_use: None) -> None:
     for form in FORMS:
         assert getattr(ops, form.__name__) is form
-    values = torch.randn(5, 7)
+    values, layer = torch.randn(5, 7), ops.Linear(7, 3)
+    assert torch.equal(layer(values), linear(values, layer.weight, layer.bias))
     torch.manual_seed(1)
     dropped = ops.Dropout(0.3).train()(values)
     torch.manual_seed(1)
@@ -229,3 +239,49 @@ def test_in_bf16_an_encoders_gradient_is_that_of_fp32_within_a_few_roundings(in_
     for (name, ours), theirs in zip(encoder.named_parameters(), exact.parameters(), strict=True):
         if not name.endswith("key.bias"):  # a key bias changes no attention, so its gradient is zero
             assert off(ours.grad, theirs.grad) < 16 * ROUNDING, name
+
+
+# Products in fp32
+
+
+def results(values: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Output, and the gradients of input, weight and bias."""
+    wanted = [part.detach().requires_grad_() for part in (values, weight, bias) if part is not None]
+    output = linear(*wanted)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    return [output, *torch.autograd.grad((output * weights).sum(), wanted)]
+
+
+@pytest.mark.skipif(not cpu_ops.ONEDNN, reason="this build of PyTorch has no oneDNN")
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 33), (33, 5), (16, 1)])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("leading", [(), (7,), (2, 3), (2, 3, 4)])
+def test_output_and_gradients_are_those_of_float64(
+    inputs: int, outputs: int, has_bias: bool, leading: tuple[int, ...]
+) -> None:
+    values, weight = torch.randn(*leading, inputs), torch.randn(outputs, inputs)
+    bias = torch.randn(outputs) if has_bias else None
+    exact = results(values.double(), weight.double(), bias.double() if bias is not None else None)
+    for ours, reference in zip(results(values, weight, bias), exact, strict=True):
+        assert ours.shape == reference.shape and ours.dtype == torch.float32
+        assert torch.allclose(ours.double(), reference, rtol=1e-5, atol=1e-5)
+
+
+def test_a_transposed_or_strided_input_gives_the_same_result() -> None:
+    values, weight = torch.randn(8, 6), torch.randn(3, 8)
+    assert torch.equal(linear(values.T, weight), linear(values.T.contiguous(), weight))
+    strided = torch.randn(6, 16)[:, ::2]
+    assert torch.equal(linear(strided, weight), linear(strided.contiguous(), weight))
+
+
+def test_a_frozen_weight_gets_no_gradient_but_the_input_does() -> None:
+    values, weight = torch.randn(4, 6, requires_grad=True), torch.randn(3, 6)
+    linear(values, weight).sum().backward()
+    assert values.grad is not None
+    assert torch.allclose(values.grad, weight.sum(0).expand(4, 6), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_are_bitwise_pytorchs(dtype: torch.dtype) -> None:
+    values, weight, bias = (torch.randn(*shape, dtype=dtype) for shape in ((4, 6), (3, 6), (3,)))
+    assert torch.equal(linear(values, weight, bias), F.linear(values, weight, bias))

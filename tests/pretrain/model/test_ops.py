@@ -16,6 +16,7 @@ EXAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
     "attend": lambda: (*torch.randn(3, 2, 3, 7, 4).unbind(), torch.randn(1, 3, 7, 7, requires_grad=True), 0.0),
     "dropout": lambda: (torch.randn(3, 5), 0.0),
     "layer_norm": lambda: (torch.randn(4, 6), torch.randn(6), torch.randn(6), 1e-12),
+    "linear": lambda: (torch.randn(2, 4, 6), torch.randn(3, 6), torch.randn(3)),
     "look_up": lambda: (torch.randint(7, (2, 3)), torch.randn(7, 4)),
 }
 
@@ -31,6 +32,7 @@ def test_the_cpu_version_has_the_same_parameters_and_the_same_results_within_rou
 @pytest.mark.parametrize(
     ("ours", "theirs", "sizes", "values"),
     [
+        ("Linear", nn.Linear, (6, 3), torch.randn(2, 4, 6)),
         ("LayerNorm", nn.LayerNorm, (6,), torch.randn(4, 6)),
         ("Embedding", nn.Embedding, (7, 4), torch.arange(6).view(2, 3)),
         ("Dropout", nn.Dropout, (0.3,), torch.randn(50)),
