@@ -20,7 +20,7 @@ from finetune.running.model_folder import (
     read_tokenizer_settings,
 )
 from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records, task_prefix
-from foundation.files import TEMPORARY_SUFFIX, with_suffix
+from foundation.files import new_folder, remove
 from foundation.locks import holder
 from foundation.markdown_table import markdown_table
 from pretrain.huggingface.export import TOKENIZER_SETTINGS
@@ -36,38 +36,33 @@ def save_finetuned(
     folder: Path, model: ModelFolder, job: Job, record: RunRecord, weights: Mapping[str, Tensor]
 ) -> None:
     """Writes a run's model with tokenizer, card and record; the folder appears under its name when it is complete."""
-    unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
-    remove(folder)
     settings = record.run.settings
+    config = dataclasses.replace(
+        model.config,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.attention_dropout,
+    )
     encoder = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
     made = job.to_hugging_face({name[5:]: weight for name, weight in weights.items() if name.startswith("head.")})
-    save_folder(
-        unfinished,
-        made.architecture,
-        dataclasses.replace(
-            model.config,
-            hidden_dropout_prob=settings.dropout,
-            attention_probs_dropout_prob=settings.attention_dropout,
-        ),
-        {**encoder, **made.head},
-        job.pad_id,
-        made.config,
-    )
-    for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
-        if (model.path / name).is_file():
-            shutil.copyfile(model.path / name, unfinished / name)
     described = {**read_tokenizer_settings(model.path), "model_max_length": settings.max_length}
-    (unfinished / TOKENIZER_SETTINGS).write_text(json.dumps(described, indent=2) + "\n", "utf-8")
-    (unfinished / RESULTS).write_text(record.model_dump_json(indent=2) + "\n", "utf-8")
-    (unfinished / CARD).write_text(card(made, record, carried=(unfinished / MODEL_FILE).is_file()), "utf-8")
-    unfinished.rename(folder)
+    remove(folder)  # of a run that was killed before its record was written
+    with new_folder(folder) as unfinished:
+        save_folder(unfinished, made.architecture, config, {**encoder, **made.head}, job.pad_id, made.config)
+        for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
+            if (model.path / name).is_file():
+                shutil.copyfile(model.path / name, unfinished / name)
+        texts = {
+            TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
+            RESULTS: record.model_dump_json(indent=2) + "\n",
+            CARD: card(made, record, carried=(unfinished / MODEL_FILE).is_file()),
+        }
+        for name, text in texts.items():
+            (unfinished / name).write_text(text, "utf-8")
 
 
 def card(made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
     """Returns the model card."""
     run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
-    if record.step is not None:
-        name += f", step {record.step:,}"
     code = ", trust_remote_code=True" if carried else ""
     scores = [
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
@@ -135,18 +130,10 @@ def keep_models(output: Path, keep: str, runs: Sequence[RunIdentity], tasks: Map
             elif not kept.exists():
                 yield f"{which}: its model was not kept when it ran; run it again with another --output"
         for record in records:
-            remove(output / CANDIDATES / record.run.folder_name())
+            for folder in (output / CANDIDATES).glob(f"{record.run.folder_name()}*"):  # whole, or left by a kill
+                shutil.rmtree(folder)
 
 
 def without_seed(run: RunIdentity) -> RunIdentity:
     """Returns the setting of a run, which all its seeds share."""
     return run.model_copy(update={"seed": None})
-
-
-def remove(folder: Path) -> None:
-    """Removes a folder, and the unfinished one that a killed process left."""
-    unfinished = with_suffix(folder, TEMPORARY_SUFFIX)
-    if folder.is_dir():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        folder.rename(unfinished)  # a kill while removing leaves no partial folder under the final name
-    shutil.rmtree(unfinished, ignore_errors=True)

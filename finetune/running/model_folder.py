@@ -1,25 +1,16 @@
-"""The model to fine-tune, identified by its content, and the runs of it that a command line asks for."""
+"""The model to fine-tune, identified by its content."""
 
 import hashlib
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.config import FinetuneOptions
 from foundation.config import ConfigError
 from foundation.files import file_sha256
-from foundation.locks import Lock
-from pretrain.analysis.model_card import model_card
-from pretrain.engine.checkpoint import MARKER, Checkpoint
-from pretrain.huggingface.export import TOKENIZER_SETTINGS, export
+from pretrain.huggingface.export import TOKENIZER_SETTINGS
 from pretrain.huggingface.folders import AGAIN, find_folder, read_config, read_encoder_config
 from pretrain.model.encoder import EncoderConfig
-from pretrain.training.models import choose_checkpoints, load_checkpoint
-from pretrain.training.run_folder import DESCRIPTION, read_run
 
-MODELS = "models"
-"""Folder, in the output folder, of exported checkpoints."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 
 
@@ -32,43 +23,6 @@ class ModelFolder:
     """Digest of the names and contents of its files."""
     config: EncoderConfig
     tokenizer: Any
-    step: int | None = None
-    """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""
-
-
-def open_models(options: FinetuneOptions) -> list[ModelFolder]:
-    """Opens the model of a command line or, with `steps`, one for each of these checkpoints of a run, the oldest first.
-
-    Checkpoints are exported once, into a folder of the output folder.
-
-    Raises:
-        ConfigError: there is no such model, run or checkpoint.
-    """
-    if not options.steps:
-        return [open_model(options.model)]
-    run = Path(options.model)
-    if not (run / DESCRIPTION).is_file():
-        raise ConfigError(f"steps: {run} has no {DESCRIPTION}; expected --model to be a run folder of pretrain/run.py")
-    if options.random_weights:
-        raise ConfigError("steps: random_weights leaves nothing of a checkpoint; give one of the two")
-    return [
-        replace(open_model(str(export_once(run, checkpoint, options.output / MODELS))), step=checkpoint.step)
-        for checkpoint in choose_checkpoints(run, options.steps)
-    ]
-
-
-def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
-    """Exports a checkpoint into a folder of `models`; one process writes it while the others wait."""
-    name = f"{run.resolve().name}-{checkpoint.folder.name}-{file_sha256(checkpoint.folder / MARKER)[:10]}"
-    folder = models / name
-    with Lock(models / f"{name}.lock", math.inf):
-        if not folder.exists():
-            description = read_run(run)
-            card = model_card(run, description, checkpoint.step, language="en", license="unknown")
-            model = load_checkpoint(description, checkpoint)
-            export(model, description.pad_token_id, run / "tokenizer", card, folder)
-            print(f"exported step {checkpoint.step} of {run} to {folder}", flush=True)
-    return folder
 
 
 def open_model(name: str) -> ModelFolder:

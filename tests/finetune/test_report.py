@@ -38,14 +38,6 @@ def test_models_of_the_same_name_are_distinguished_by_content() -> None:
     assert "**10.0**" in line_of("runs/small/export ccccccc", text)
 
 
-def test_the_common_folder_of_all_models_is_named_once(tmp_path: Path) -> None:
-    for name in "ab":
-        append_record(tmp_path / "results.jsonl", make_record(model=f"/far/away/{name}", model_sha256=name * 64))
-    done = run_report(tmp_path)
-    assert done.stdout.count("/far/away") == done.stdout.count("The models lie in /far/away.") == 1
-    assert line_of("b", done.stdout) == "| b | **50.0** (50.0–50.0; 1) |"
-
-
 def test_a_collapsed_run_stays_in_the_median_and_is_marked() -> None:
     text = report(
         make_record(0.6, seed=1),
@@ -61,20 +53,6 @@ def test_the_best_setting_is_shown_and_its_selection_stated() -> None:
     assert "**60.0*** (60.0–60.0; 1)" in text.replace("\\", "")
     assert "best median of several settings" in text
     assert "several settings" not in report(make_record())
-
-
-def test_the_checkpoints_of_a_run_are_rows_in_the_order_of_their_steps_and_compared_at_equal_steps() -> None:
-    records = [
-        make_record(step / 100, seed=seed, step=step, model=run, model_sha256=f"{run}{step}" * 8)
-        for run in ("a", "b")
-        for step in (40, 9)
-        for seed in (1, 2)
-    ]
-    text = report(*records)
-    labels = [line.split(" | ")[0] for line in text.split("\n\n")[2].splitlines()[2:6]]
-    assert labels == ["| a, step 9", "| a, step 40", "| b, step 9", "| b, step 40"]
-    compared = text.split("differences between our own runs")[1].split("\n\n")[1].splitlines()[2:]
-    assert [line.split(" | ")[0] for line in compared] == ["| b, step 9 - a, step 9", "| b, step 40 - a, step 40"]
 
 
 def test_another_training_set_is_marked_as_not_comparable() -> None:

@@ -12,7 +12,6 @@ import pytest
 from finetune.config import GlueOptions
 from finetune.running.records import RunRecord, read_records
 from foundation.config import ConfigError
-from foundation.locks import Lock
 from foundation.machine import multiplies_bf16
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch, run_queue
@@ -228,26 +227,6 @@ def test_a_command_with_nothing_to_do_leaves_the_stop_file(
     assert (tmp_path / "stop").exists()
 
 
-def leave_checkpoint(output: Path, name: str) -> Path:
-    """Creates what a process killed before its clean-up leaves of a run."""
-    checkpoint = output / "checkpoints" / name / "step-00000001"
-    checkpoint.mkdir(parents=True)
-    return checkpoint
-
-
-def test_leftovers_of_a_process_killed_at_the_end_of_a_run_are_removed_by_the_next_command(
-    stock_model: Path, cola_folder: Path, tmp_path: Path
-) -> None:
-    records = run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2))
-    names = [record.run.folder_name() for record in records]
-    dead, living = (leave_checkpoint(tmp_path, name) for name in names)
-    with Lock(tmp_path / "locks" / names[1]):
-        assert run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2)) == records
-    assert (dead.exists(), living.exists()) == (False, True)
-    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2, 3))) == 3
-    assert not living.exists()
-
-
 @pytest.mark.long
 def test_a_run_whose_process_is_killed_is_resumed_by_another_command_at_once(
     stock_model: Path, cola_folder: Path, tmp_path: Path
@@ -287,17 +266,6 @@ def test_sets_are_predicted_on_request_even_for_finished_runs(
     assert changed.read_text() == file.read_text().replace("\n7\t", "\n8\t")
 
 
-def test_a_switch_irrelevant_for_a_task_makes_no_other_run(
-    stock_model: Path, cola_folder: Path, tmp_path: Path
-) -> None:
-    run_here(stock_model, cola_folder, tmp_path, seeds=(1,))
-    assert (
-        len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), set=("both_orders=true", "plain_scores=true")))
-        == 1
-    )
-    assert len(run_here(stock_model, cola_folder, tmp_path, seeds=(1,), head="hf")) == 2
-
-
 @pytest.fixture(params=["stock_model", "pretrained_model"])
 def model(request: pytest.FixtureRequest) -> Path:
     """A randomly initialized stock model, and one pre-trained by this project's pipeline."""
@@ -320,9 +288,7 @@ def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_every_real_task_trains_by_one_command(
     model: Path, excerpts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = run_here(
-        model, excerpts, tmp_path / "out", task=("all",), seeds=(1,), predict_test=True, set=("both_orders=true",)
-    )
+    records = run_here(model, excerpts, tmp_path / "out", task=("all",), seeds=(1,), predict_test=True)
     assert {record.run.task for record in records} == {"CoLA", "SST-2", "MRPC", "STS-B", "QNLI", "RTE"}
     said = capsys.readouterr().out
     assert all(f"{name} is left out: no folder" in said for name in ("QQP", "MNLI", "WNLI"))

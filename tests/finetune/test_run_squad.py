@@ -41,10 +41,10 @@ def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
 
 
 def test_each_setting_of_the_head_makes_another_run(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
-    for change in ({}, {"head": "xlnet"}, {"set": ("null_threshold=0.0",)}, {"stride": 3}):
+    for change in ({}, {"head": "xlnet"}, {"stride": 3}):
         records = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), **change)
-    assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra", "electra"]
-    assert len({record.run.folder_name() for record in records}) == 4
+    assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra"]
+    assert len({record.run.folder_name() for record in records}) == 3
 
 
 def test_the_files_of_a_run_have_each_questions_answers_odds_and_scores(

@@ -3,18 +3,15 @@
 A few malformed rows are skipped and counted; examples from the hub equal those of the files.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from finetune.glue.files import Source, load_task, missing_from, read, read_rows
-from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask
+from finetune.glue.tasks import AX, TASKS, Example, GlueTask
 from foundation.config import ConfigError
 
 # One training row of each task in the official layout: header, row, and the expected example.
@@ -75,11 +72,7 @@ def write(path: Path, *lines: str | None) -> Path:
 
 
 def read_file(path: Path, task: GlueTask, left_out: dict[str, int]) -> list[Example]:
-    return read(task, [(str(path), read_rows(path, task, task.header))], left_out).examples
-
-
-def read_unseen(paths: list[Path], task: GlueTask, left_out: dict[str, int]) -> ExampleSet:
-    return read(task, [(str(path), read_rows(path, task, None)) for path in paths], left_out, labelled=False)
+    return read(task, (str(path), read_rows(path, task, task.header)), left_out).examples
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -113,7 +106,8 @@ def test_no_row_of_the_real_files_is_lost_or_joined(name: str, shared_data: Path
 def test_the_real_files_of_qnli_are_complete_without_a_training_file(shared_data: Path) -> None:
     folder, left_out = shared_data / "glue" / "QNLI", dict[str, int]()
     assert len(read_file(folder / "dev.tsv", TASKS["QNLI"], left_out)) == 5_463
-    assert len(read_unseen([folder / "test.tsv"], TASKS["QNLI"], left_out).examples) == 5_463
+    unseen = (str(folder / "test.tsv"), read_rows(folder / "test.tsv", TASKS["QNLI"], None))
+    assert len(read(TASKS["QNLI"], unseen, left_out, labeled=False).examples) == 5_463
     assert not left_out
 
 
@@ -158,38 +152,6 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "RTE").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*train\.tsv"):
         load_task(TASKS["RTE"], str(tmp_path))
-
-
-ROWS = [{"premise": "It rained.", "hypothesis": "It was dry.", "label": 2, "idx": 0}]
-
-
-def write_parquet(path: Path, rows: list[dict]) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
-def test_json_lines_and_parquet_give_the_same_examples_with_either_column_names(tmp_path: Path) -> None:
-    folder = tmp_path / "MNLI"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    official = {"sentence1": "It rained.", "sentence2": "It was dry.", "gold_label": "contradiction"}
-    write_parquet(folder / "dev_matched.parquet", [official])
-    for part in range(2):
-        write_parquet(folder / f"validation_mismatched-0000{part}-of-00002.parquet", ROWS)
-    data = load_task(TASKS["MNLI"], str(tmp_path))
-    expected = LAYOUTS["MNLI"][2]
-    assert data.train == data.dev["dev_matched"] == [expected]
-    assert data.dev["dev_mismatched"] == [expected] * 2
-
-
-def test_malformed_json_lines_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.jsonl", json.dumps(ROWS[0]), "{", "[1]", '{"premise": "a"}', '{"premise": 1}')
-    with pytest.raises(ConfigError) as caught:
-        read_file(path, TASKS["MNLI"], {})
-    assert [problem.split(", line ")[1][0] for problem in caught.value.problems[:4]] == ["2", "3", "4", "5"]
-    junk = tmp_path / "train.parquet"
-    junk.write_bytes(b"junk")
-    with pytest.raises(ConfigError, match=r"cannot read .*train\.parquet"):
-        read_file(junk, TASKS["MNLI"], {})
 
 
 UNSEEN_LAYOUTS = {
@@ -241,22 +203,10 @@ def test_mnli_includes_the_diagnostic_set_from_any_usual_place(place: str, tmp_p
     assert (full.task, full.indices, full.examples) == (AX, ["0"], [Example(("A.", "B."), 0.0)])
 
 
-def test_a_test_set_in_several_files_is_numbered_consecutively(tmp_path: Path) -> None:
-    paths = [tmp_path / f"test-0000{part}-of-00002.parquet" for part in range(2)]
-    for path in paths:
-        write_parquet(path, [{"sentence": "a", "label": -1}] * 2)
-    assert read_unseen(paths, TASKS["CoLA"], {}).indices == ["0", "1", "2", "3"]
-
-
 def test_a_skipped_row_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
-    rows = ({"sentence": "a"}, {"sentence": None}, *[{"sentence": "b"}] * 998)
-    paths = [write(tmp_path / f"test-{part}.jsonl", *map(json.dumps, rows)) for part in range(2)]
-    left_out: dict[str, int] = {}
-    kept = [place for place in range(2_000) if place not in (1, 1_001)]
-    assert read_unseen(paths, TASKS["CoLA"], left_out).indices == list(map(str, kept))
-    assert left_out == {str(path): 1 for path in paths}
-    table = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", *"d" * 998)
-    assert read_unseen([table], TASKS["CoLA"], {}).indices == ["0", *map(str, range(2, 1_000))]
+    path = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", *"d" * 998)
+    found = read(TASKS["CoLA"], (str(path), read_rows(path, TASKS["CoLA"], None)), {}, labeled=False)
+    assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -305,9 +255,9 @@ def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
     assert missing_from(TASKS["QQP"], "hub") is None
 
 
-def hub(columns: dict[str, list[Any]], name: str = "copy") -> list[Source]:
-    """The sources of a split on the hub."""
-    return [(name, enumerate(datasets.Dataset.from_dict(columns), 1))]
+def hub(columns: dict[str, list[Any]], name: str = "copy") -> Source:
+    """A split on the hub."""
+    return name, enumerate(datasets.Dataset.from_dict(columns), 1)
 
 
 def write_sentences(folder: Path, *lines: str) -> Path:
@@ -367,7 +317,7 @@ def test_malformed_rows_from_the_hub_are_handled_as_in_files() -> None:
 
 def test_a_skipped_row_of_a_test_set_from_the_hub_keeps_its_number() -> None:
     rows = hub({"sentence": ["a", None, *["c"] * 998], "label": [-1] * 1_000})
-    found = read(TASKS["CoLA"], rows, {}, labelled=False)
+    found = read(TASKS["CoLA"], rows, {}, labeled=False)
     assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
@@ -411,5 +361,5 @@ def test_an_example_has_glues_index_or_its_position() -> None:
         {"id": "q", "sentence": "a"},
         {"sentence": "a"},
     ]
-    found = read(TASKS["CoLA"], [("test", enumerate(rows, 1))], {}, labelled=False)
+    found = read(TASKS["CoLA"], ("test", enumerate(rows, 1)), {}, labeled=False)
     assert found.indices == ["7", "5", "q", "3"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
 from finetune.config import SquadConfig
-from finetune.presets import squad_settings_for
+from finetune.presets import settings_for
 from finetune.squad.features import (
     cut_into_pieces,
     cut_into_windows,
@@ -62,7 +62,7 @@ def real_tokenizer(shared_data: Path) -> BertTokenizerFast:
 
 
 def short(**changes: int | str) -> SquadConfig:
-    return squad_settings_for(32, 512, {"max_length": 20, "max_question": 6, "stride": 4} | changes)
+    return settings_for(SquadConfig, "SQuAD 2.0", 32, 512, {"max_length": 20, "max_question": 6, "stride": 4} | changes)
 
 
 WORDS = st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=6).map("".join), min_size=1, max_size=8)
@@ -193,7 +193,7 @@ def test_real_answers_are_recovered_unless_they_end_inside_a_word(
 def test_targets_of_real_windows_are_their_answers(real_tokenizer: BertTokenizerFast, shared_data: Path) -> None:
     file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
     few = SquadFile(file.paragraphs[:40], [question for question in file.questions if question.paragraph < 40])
-    made = make_windows(few, real_tokenizer, squad_settings_for(256, 128, {}), training=True)
+    made = make_windows(few, real_tokenizer, settings_for(SquadConfig, "SQuAD 2.0", 256, 128, {}), training=True)
     assert len(made.windows) > len(few.questions) > 100
     pointing = set()
     for window, ids, (start, end, unanswerable) in zip(
