@@ -154,7 +154,7 @@ class GlueOptions(FinetuneOptions):
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
     data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
-    """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
+    """folder of TASK/train.tsv, dev.tsv, or hub, or hub:NAME"""
     output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
     predict_test: bool = False

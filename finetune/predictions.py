@@ -20,8 +20,7 @@ from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.glue import job as glue
 from finetune.glue import tasks as glue_tasks
 from finetune.running.job import Job
-from finetune.running.kept import RESULTS
-from finetune.running.model_folder import ModelFolder, open_model
+from finetune.running.model_folder import RESULTS, ModelFolder, open_model
 from finetune.running.records import RunIdentity, RunRecord
 from finetune.squad import files as squad_files
 from finetune.squad import job as squad

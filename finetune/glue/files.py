@@ -1,7 +1,7 @@
 """The files of a GLUE task: in GLUE's folder layout, or on the hub.
 
 GLUE's TSV is not quoted CSV: a tab always separates, a quotation mark is text. MRPC's files begin with a byte order
-mark, CoLA's training and dev files have no header. Malformed rows are left out and counted.
+mark, CoLA's training and dev files have no header.
 """
 
 import os
@@ -42,16 +42,15 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
     Raises:
         ConfigError: a folder or file is missing, too many rows are malformed, or the hub cannot be reached.
     """
-    left_out: dict[str, int] = {}
     splits = ("train", *task.dev_splits)
-    train, *dev = (read(task, open_split(task, data_dir, split), left_out).examples for split in splits)
+    train, *dev = (read(task, open_split(task, data_dir, split)).examples for split in splits)
     wanted = [(of, split, file) for of in tasks_predicted_with(task) for split, file in of.test_files.items()]
     unseen = {
-        file: read(of, open_split(of, data_dir, split, labeled=False), left_out, labeled=False)
+        file: read(of, open_split(of, data_dir, split, labeled=False), labeled=False)
         for of, split, file in (wanted if tests else ())
         if not missing_from(of, data_dir, split)
     }
-    return TaskData(train, dict(zip(task.dev_splits, dev, strict=True)), unseen, left_out)
+    return TaskData(train, dict(zip(task.dev_splits, dev, strict=True)), unseen)
 
 
 def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | None:
@@ -127,11 +126,10 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
     return f"{dataset} {configuration} {split}", enumerate(rows, 1)
 
 
-def read(task: GlueTask, source: Source, left_out: dict[str, int], *, labeled: bool = True) -> ExampleSet:
+def read(task: GlueTask, source: Source, *, labeled: bool = True) -> ExampleSet:
     """Reads the examples of a source; unless `labeled`, labels may be missing.
 
-    An example's index is GLUE's, else its place among all rows, malformed ones included, which are printed, and counted
-    in `left_out`.
+    An example's index is GLUE's, else its place among all rows. A few malformed rows are printed and left out.
 
     Raises:
         ConfigError: the source cannot be read, has more malformed rows than an official file, or has no examples.
@@ -148,8 +146,6 @@ def read(task: GlueTask, source: Source, left_out: dict[str, int], *, labeled: b
         except ValueError as error:
             problems.append(f"data_dir: {name}, line {number}: {error}")
     _report(name, len(found), problems)
-    if problems:
-        left_out[name] = len(problems)
     return ExampleSet(task, [index for index, _ in found], [example for _, example in found])
 
 

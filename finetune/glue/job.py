@@ -179,7 +179,6 @@ def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfi
         settings=settings,
         train=features(data.train),
         train_examples=len(data.train),
-        left_out=data.left_out,
         pad_id=tokenizer.pad_token_id,
         dev={split: features(examples) for split, examples in data.dev.items()},
         tests={path: (tests, features(tests.examples)) for path, tests in data.tests_by_path().items()},

@@ -145,8 +145,6 @@ class TaskData(NamedTuple):
     dev: dict[str, list[Example]]
     tests: dict[str, ExampleSet] = {}
     """Test sets by submission file; most have no labels."""
-    left_out: dict[str, int] = {}
-    """Number of malformed rows left out, by source."""
 
     def fingerprint(self) -> str:
         """SHA-256 over every training and dev example, wherever they were read from."""

@@ -73,8 +73,6 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     """Returns the notes that a reader needs to compare the rows."""
     cells = [cell for row in rows for cell in row.cells.values()]
     titles = {column.title for table in tables for column in table.columns}
-    left_out = {file: count for cell in cells for run in cell.records for file, count in run.left_out.items()}
-    listed = ", ".join(f"{count} of {file}" for file, count in left_out.items())
     lines = ["Dev sets, percent: **median** (lowest–highest; number of seeds), after the last epoch."]
     wanted = {
         "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run "
@@ -84,7 +82,6 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
         "† not trained on the official training set (by its size): not comparable with the paper.": not all(
             cell.official_data for cell in cells
         ),
-        f"Malformed rows left out: {listed}.": bool(left_out),
         "STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.": (
             "STS-B Pearson" in titles
         ),

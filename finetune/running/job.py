@@ -64,8 +64,6 @@ class Job(ABC):
     train: Features = field(default_factory=lambda: Features([], [], []))
     train_examples: int = 0
     """Examples as the task counts them; features may be more."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of malformed rows left out, by file."""
 
     @abstractmethod
     def build(self, encoder: ElectraEncoder) -> nn.Module:

@@ -99,8 +99,6 @@ class RunRecord(StrictConfig):
     model_size: ModelSize
     """The size of the paper's models that it is compared with."""
     train_examples: int
-    left_out: dict[str, int] = {}
-    """Number of malformed rows left out, by file; nothing else counts them."""
     last: Metrics
     """Dev scores after the last epoch: what is reported."""
     best: Metrics

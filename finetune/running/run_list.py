@@ -1,7 +1,7 @@
 """The queue of a launch: does the requested runs that are not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
-from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `kept.py` keeps the models.
+from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `model_folder.py` keeps models.
 """
 
 import shutil
@@ -15,8 +15,15 @@ import torch
 from finetune.config import FinetuneOptions
 from finetune.presets import paper_grid, settings_for, size_of
 from finetune.running.job import Job, LoadedTask
-from finetune.running.kept import CANDIDATES, LOCKS, keep_models, save_finetuned, without_seed
-from finetune.running.model_folder import ModelFolder, open_model
+from finetune.running.model_folder import (
+    CANDIDATES,
+    LOCKS,
+    ModelFolder,
+    keep_models,
+    open_model,
+    save_finetuned,
+    without_seed,
+)
 from finetune.running.records import (
     FILE_NAME,
     PREDICTIONS,
@@ -188,7 +195,6 @@ class Queue:
             model=self.options.model,
             model_size=size_of(self.model.config.hidden_size),
             train_examples=job.train_examples,
-            left_out=dict(job.left_out),
             seconds=round(time.monotonic() - started, 2),
             world_size=self.world.world_size,
             **{key: value for key, value in outcome._asdict().items() if key not in ("files", "weights")},

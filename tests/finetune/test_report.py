@@ -1,13 +1,13 @@
 """finetune/report.py: medians with their spread, beside the paper's rows."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from finetune.report import ReportOptions, main
 from finetune.reporting.results import make_rows
 from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, append_record
-from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record, squad_record
 
 
@@ -58,13 +58,6 @@ def test_the_best_setting_is_shown_and_its_selection_stated() -> None:
 def test_another_training_set_is_marked_as_not_comparable() -> None:
     assert "†" in report(make_record(train_examples=3000))
     assert "†" not in report(make_record())
-
-
-def test_skipped_rows_are_reported() -> None:
-    assert "Malformed rows left out: 22 of glue/QQP/train.tsv." in report(
-        make_record(left_out={"glue/QQP/train.tsv": 22})
-    )
-    assert "left out" not in report(make_record())
 
 
 def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
@@ -120,26 +113,13 @@ def test_the_ablation_table_lists_models_with_both_of_its_scores() -> None:
     assert "| *paper, small: HP_Loss, lambda1=10* | 81.1 | 75.1 |" in ablation
 
 
-def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, REPOSITORY / "finetune" / "report.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
+def test_the_command_writes_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     append_record(tmp_path / "run" / "results.jsonl", make_record())
     mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     append_record(tmp_path / "run" / "results.jsonl", make_record(task="MNLI", last=mnli))
     append_record(tmp_path / "run" / "results.jsonl", squad_record(0.7))
     output = tmp_path / "tables" / "glue.md"
-    done = run_report(tmp_path / "run", "--output", output)
-    assert done.returncode == 0, done.stderr
+    main(ReportOptions(runs=(tmp_path / "run",), output=output))
     assert "**50.0**" in output.read_text()
-    assert output.read_text() in done.stdout
+    assert output.read_text() in capsys.readouterr().out
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_folder_without_results_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = run_report(tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("report.py: error: runs: no results in")
-    assert done.stderr.count("\n") == 1

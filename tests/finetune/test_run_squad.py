@@ -85,8 +85,7 @@ def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("version", ["2.0", "1.1"])
-@pytest.mark.parametrize("model", ["stock_model", "pretrained_model"])
+@pytest.mark.parametrize(("model", "version"), [("stock_model", "2.0"), ("pretrained_model", "1.1")])
 def test_real_questions_train_by_one_command(
     model: str, version: str, excerpts: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -38,7 +38,6 @@ def run(stock_model: Path) -> Run:
         settings=SETTINGS,
         train=features(30),
         train_examples=30,
-        left_out={},
         pad_id=0,
         dev=dev,
         tests={},

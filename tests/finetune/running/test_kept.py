@@ -1,4 +1,4 @@
-"""finetune/running/kept.py: a fine-tuned model is a Hugging Face folder that predicts elsewhere as its run did."""
+"""finetune/running/model_folder.py: a fine-tuned model is a folder that predicts elsewhere as its run did."""
 
 import json
 import os
@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.tasks import TASKS
 from finetune.predictions import predict
-from finetune.running.kept import choose, keep_models
-from finetune.running.model_folder import open_model
+from finetune.running.model_folder import choose, keep_models, open_model
 from finetune.running.records import RunRecord, append_record, read_records
 from foundation.locks import Lock
 from tests.finetune.conftest import FP32, launch, make_record, run_queue
