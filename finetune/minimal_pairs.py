@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,11 +120,8 @@ class Scorer(NamedTuple):
 
 def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
     """Yields batches of sequences of equal length, so that none is padded."""
-    by_length: dict[int, list[tuple[int, ...]]] = {}
-    for sequence in sorted(sequences):
-        by_length.setdefault(len(sequence), []).append(sequence)
-    for length, alike in sorted(by_length.items()):
-        size = max(1, TOKENS_PER_BATCH // length)
+    for length, group in groupby(sorted(sequences, key=lambda one: (len(one), one)), key=len):
+        alike, size = list(group), max(1, TOKENS_PER_BATCH // length)
         yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
