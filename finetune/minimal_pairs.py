@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from finetune.running.model_folder import load_tokenizer
 from foundation.config import ConfigError, shown
-from foundation.files import require_folder, write_atomically
+from foundation.files import require_file_or_folder, require_folder, write_atomically
 from foundation.markdown_table import markdown_table
 from foundation.stats import mean, resample
 from pretrain.huggingface.folders import fill, find_folder, read_encoder_config, read_weights
@@ -52,6 +52,8 @@ def read_pairs(folder: Path) -> list[Pair]:
         ConfigError: there is no such file, or it is damaged.
     """
     archive = folder / "BLiMP.zip"
+    for path in folder.glob("*"):
+        require_file_or_folder(path, "data")  # a pipe would be read for ever
     try:
         inside = zipfile.Path(archive, "data/") if archive.is_file() else folder
         files = {path.name: path.read_bytes() for path in inside.iterdir() if path.name.endswith(".jsonl")}

@@ -7,7 +7,7 @@ of a tagged sentence; id, answer ("" for none), score (its probability among the
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from finetune.squad.features import make_windows
 from finetune.tagging import files as tagging_files
 from finetune.tagging import job as tagging
 from foundation.command_line import print_warning
-from foundation.config import ConfigError, read_object, shown
+from foundation.config import ConfigError, one_of, read_object, shown
 from foundation.files import require_file_or_folder
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
@@ -55,9 +55,16 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
             " run_tagging.py or run_squad.py"
         )
     record = RunRecord.from_values(read_object(path, "model", "copy the model again"), f"model: {path}")
-    kinds: dict[type, Callable[..., Iterator[dict[str, Any]]]]
-    kinds = {GlueConfig: classify, SquadConfig: answer, TaggingConfig: tag}
-    yield from kinds[type(record.run.settings)](model, record.run, source, read_text(source))
+    kinds: dict[type, tuple[Callable[..., Iterator[dict[str, Any]]], Mapping[str, Any]]] = {
+        GlueConfig: (classify, glue_tasks.TASKS),
+        SquadConfig: (answer, squad_files.TASKS),
+        TaggingConfig: (tag, tagging_files.TASKS),
+    }
+    predict_with, tasks = kinds[type(record.run.settings)]
+    if record.run.task not in tasks:
+        expected = one_of(record.run.task, tasks)
+        raise ConfigError(f"model: {path}: run.task: got {shown(record.run.task)}, {expected}; copy the model again")
+    yield from predict_with(model, record.run, source, read_text(source))
     if record.collapsed:
         print_warning(
             f"{name} collapsed when it was fine-tuned ({record.collapsed}), so these predictions say nothing about the"
@@ -160,13 +167,18 @@ def tag(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterator[
         return tagging_files.Sentence(tuple(words), ("",) * len(words))
 
     description = read_config(model.path)
-    names = description["id2label"]
+    names, majority = description.get("id2label"), description.get(tagging.MAJORITY)
+    if not isinstance(names, dict) or majority not in names.values() or {*names} != {*map(str, range(len(names)))}:
+        raise ConfigError(
+            f"model: {model.path / 'config.json'}: id2label: got {shown(names)}, expected a label for each number from"
+            f" 0, including {tagging.MAJORITY} {shown(majority)}; copy the model again"
+        )
     sentences = tagging.tokenize_sentences(parse_lines(name, text, parse), {}, model.tokenizer, run.settings.max_length)
     job = tagging.TaggingJob(
         task=tagging_files.TASKS[run.task],
         pad_id=model.tokenizer.pad_token_id,
-        classes=tuple(names[str(number)] for number in range(len(names))),
-        majority=description[tagging.MAJORITY],
+        classes=tuple(str(names[str(number)]) for number in range(len(names))),
+        majority=str(majority),
         words_per_feature=1.0,
         dev=sentences,
     )

@@ -4,7 +4,6 @@ Shape letters: C columns, R resamples, N examples, K classes.
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from scipy.stats import permutation_test, rankdata
 from finetune.reporting.paper_tables import Column
 from finetune.reporting.results import Row
 from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
+from foundation.config import read_object
 from foundation.stats import bounds, mean, moments, pearson, resample
 
 SIGN_ASSIGNMENTS = 2**16
@@ -80,7 +80,8 @@ def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) ->
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
-    examples = json.loads(found.read_bytes()).get(column.split, {}) if found else {}
+    fix = "copy it again, or remove it: the report then has no interval for its run"
+    examples = read_object(found, "runs", fix).get(column.split, {}) if found else {}
     of_questions = column.metric.rpartition("_")[2] in examples and not column.metric.startswith("best")
     return examples if of_questions or "predicted" in examples or "matched" in examples else {}
 

@@ -12,7 +12,7 @@ from finetune.reporting.paper_tables import COLUMNS, Column
 from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records
 from finetune.squad import files as squad
 from finetune.tagging import files as tagging
-from foundation.config import ConfigError
+from foundation.config import ConfigError, one_of, shown
 
 ALL_TASKS: dict[str, Task] = {
     **glue.TASKS,
@@ -57,7 +57,7 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
     """Reads the records in these folders or files, each run once.
 
     Raises:
-        ConfigError: a path has no results.
+        ConfigError: a path has no results, or a result has an unknown task.
     """
     records: dict[RunIdentity, RunRecord] = {}
     for path in paths:
@@ -66,7 +66,11 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
             raise ConfigError(
                 f"runs: no results in {file}; expected the --output folder of finetune/run_glue.py or a sibling"
             )
-        records |= {record.run: record for record in found}
+        for record in found:
+            if record.run.task not in ALL_TASKS:
+                known = one_of(record.run.task, ALL_TASKS)
+                raise ConfigError(f"runs: {file}: run.task: got {shown(record.run.task)}, {known}; remove its line")
+            records[record.run] = record
     return list(records.values())
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -154,6 +155,13 @@ def zipped(place, value):
 def test_an_archive_that_cannot_be_read_is_named(content, problem, tmp_path):
     (tmp_path / "BLiMP.zip").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"data: .* cannot be read as BLiMP \(.*({problem}).*\); download it again"):
+        read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "BLiMP.zip"])
+def test_a_pipe_in_the_place_of_pairs_is_refused_by_name(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"data: .*{name} is a pipe, a socket or a device; give a file"):
         read_pairs(tmp_path)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from finetune.predictions import predict
+from finetune.tagging.job import MAJORITY
 from foundation.config import ConfigError
 from tests.finetune.conftest import FP32, run_queue
 
@@ -170,6 +171,43 @@ def test_a_record_that_is_no_json_object_is_refused(
     model = Path(shutil.copytree(classifier[0], tmp_path / "model"))
     (model / "results.json").write_text(content)
     with pytest.raises(ConfigError, match=r"model: (cannot read )?.*results\.json.*copy the model again"):
+        predicted(model, "word1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "problem"),
+    [
+        ("classifier", {"task": "Nope"}, "results.json: run.task: got 'Nope', expected one of CoLA, SST-2"),
+        ("tagger", {"task": "MNLI"}, "results.json: run.task: got 'MNLI', expected one of NER, POS"),
+        ("answerer", {"task": "SQuAD 3.0"}, "results.json: run.task: got 'SQuAD 3.0', expected one of 'SQuAD 2.0'"),
+        ("classifier", {"seed": None}, "results.json: run.seed: got None, expected"),
+    ],
+)
+def test_a_record_that_no_run_leaves_is_refused_by_field(
+    kind: str, changes: dict[str, Any], problem: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model = Path(shutil.copytree(request.getfixturevalue(kind)[0], tmp_path / "model"))
+    record = json.loads((model / "results.json").read_text())
+    changes = {**changes, "settings": record["run"]["settings"] | changes.get("settings", {})}
+    (model / "results.json").write_text(json.dumps(record | {"run": record["run"] | changes}))
+    with pytest.raises(ConfigError, match=problem):
+        predicted(model, "word1", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"id2label": value} for value in (None, [], 3, {"1": "O"}, {"0": "O", "2": "B-loc"})),
+        *({MAJORITY: value} for value in (None, [], "B-nowhere")),
+    ],
+)
+def test_labels_that_a_tagger_cannot_have_are_refused(
+    changes: dict[str, Any], tagger: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(tagger[0], tmp_path / "model"))
+    described = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(described | changes))
+    with pytest.raises(ConfigError, match=r"config\.json: id2label: got .* expected a label for each number from 0"):
         predicted(model, "word1", tmp_path)
 
 

@@ -15,6 +15,7 @@ from finetune.reporting.comparisons import bootstrap_interval, differences, perm
 from finetune.reporting.paper_tables import GLUE_COLUMNS, SQUAD_COLUMNS
 from finetune.reporting.results import make_rows
 from finetune.running.records import EXAMPLES, RunRecord, write_files
+from foundation.config import ConfigError
 from foundation.stats import counts_RS
 from tests.finetune.conftest import make_record, squad_record
 
@@ -71,6 +72,15 @@ def test_scores_at_the_best_threshold_have_no_interval(tmp_path: Path) -> None:
     }
     assert {metric for metric, interval in found.items() if interval is None} == {"best_exact", "best_f1"}
     assert found["NoAns_f1"] == (0, 0)
+
+
+@pytest.mark.parametrize(("content", "problem"), [("{", "cannot read"), ("[]", "holds list, expected an object")])
+def test_a_damaged_file_of_examples_is_named_in_one_line(content: str, problem: str, tmp_path: Path) -> None:
+    runs = [make_record(0.5), make_record(0.6, **OTHER)]
+    for run in runs:
+        write_files(tmp_path / "predictions" / run.run.folder_name(), {EXAMPLES: content})
+    with pytest.raises(ConfigError, match=f"runs: .*{problem}.*copy it again, or remove it"):
+        list(differences(make_rows(runs), COLA, [tmp_path]))
 
 
 def test_the_permutation_test_counts_sign_assignments() -> None:

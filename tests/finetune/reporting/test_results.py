@@ -61,6 +61,13 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         load_runs([tmp_path])
 
 
+def test_a_record_of_an_unknown_task_is_refused(tmp_path: Path) -> None:
+    append_record(tmp_path / "results.jsonl", make_record(task="Nope"))
+    problem = r"results\.jsonl: run\.task: got 'Nope', expected one of CoLA, .*; remove its line"
+    with pytest.raises(ConfigError, match=problem):
+        load_runs([tmp_path])
+
+
 def test_a_pipe_in_the_place_of_results_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "results.jsonl")
     with pytest.raises(ConfigError, match=r"results\.jsonl is a folder, a pipe or a device; expected records of runs"):
