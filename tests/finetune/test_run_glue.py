@@ -27,6 +27,7 @@ def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[
     return read_records(output / "results.jsonl")
 
 
+@pytest.mark.long  # the quick suite has two ranks of the same queue in test_run_tagging.py
 def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
