@@ -137,7 +137,7 @@ def test_the_check_notices_every_way_to_leave_the_device(step: Callable[[Tensor]
 
 
 EMPTY = Features([], [], [])
-SHARED: dict[str, Any] = {"train": EMPTY, "train_examples": 0, "left_out": {}, "pad_id": 0}
+SHARED: dict[str, Any] = {"train": EMPTY, "train_examples": 0, "pad_id": 0}
 
 
 def jobs() -> Iterator[tuple[str, Job, Tensor]]:
