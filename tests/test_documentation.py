@@ -19,7 +19,7 @@ import pytest
 from docs.make_reference import REFERENCE, pages
 from electra_sampler.commands import COMMANDS
 from finetune.config import GlueOptions, SquadOptions
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from foundation.command_line import parser_of
 from pretrain.config import RunConfig, with_overrides
 from pretrain.engine.deepspeed_config import OVERRIDE, read
@@ -128,7 +128,7 @@ def test_overrides_on_a_page_are_valid(preset: str, objective: str, overrides: s
         fields = options.settings_class.model_fields
         if keys <= fields.keys() - RunConfig.model_fields.keys():
             given = options.from_values({"model": "m", "set": overrides.split()}).overrides()
-            assert squad_settings_for(256, 512, given) if "stride" in fields else settings_for("RTE", 256, 512, given)
+            assert settings_for(options.settings_class, "RTE", 256, 512, given)
             return
     of_deepspeed = [override for override in overrides.split() if override.startswith(OVERRIDE)]
     run = with_objective(PRESETS[preset], load_objective(objective)) if objective else PRESETS[preset]

@@ -8,7 +8,7 @@ from sklearn.metrics import matthews_corrcoef, roc_auc_score
 from bench.study.cell import CellResult, PackedArray, conditions
 from bench.study.file import Study
 from pretrain.analysis.analysis import SUMMED, sequence_sums
-from pretrain.analysis.observation import Judgement
+from pretrain.analysis.observation import Judgment
 
 SEQUENCES, LENGTH, EXAMPLES = 40, 12, 60
 
@@ -39,13 +39,13 @@ STUDY = Study.from_values(
 )
 
 
-def judgement(seed: int, skill: float) -> Judgement:
+def judgment(seed: int, skill: float) -> Judgment:
     """A discriminator's answers, better with more skill; the replaced positions depend on nothing."""
     fixed, own = np.random.default_rng(0), np.random.default_rng(seed)
     masked = fixed.random(SEQUENCES * LENGTH) < 0.3
     replaced = masked & (fixed.random(len(masked)) < 0.8)
     d = np.where(replaced, skill, -skill) + own.normal(size=len(masked))
-    return Judgement(d.astype(np.float32), replaced, masked, np.repeat(np.arange(SEQUENCES), LENGTH))
+    return Judgment(d.astype(np.float32), replaced, masked, np.repeat(np.arange(SEQUENCES), LENGTH))
 
 
 def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> CellResult:
@@ -59,7 +59,7 @@ def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> Cell
     }
     examples: dict[str, dict[str, PackedArray]] = {}
     for place in ("difficulty", "frozen", "own"):
-        answers = judgement(seed, skill)
+        answers = judgment(seed, skill)
         right = (answers.d > 0) == answers.replaced
         loss = np.logaddexp(0, np.where(answers.replaced, -answers.d, answers.d))
         found |= {f"{place} loss": float(loss.mean()), f"{place} accuracy": float(right[answers.masked].mean())}

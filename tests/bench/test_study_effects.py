@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 
 from bench.study.effects import CellMeasure, examples_resampled, passes, verdict
 from foundation.stats import counts_RS
-from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgement, make_cell
+from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgment, make_cell
 
 
 @pytest.mark.parametrize("measure", STUDY.known_measures())
@@ -19,7 +19,7 @@ def test_a_measures_resamples_are_of_its_examples_and_center_on_its_value(measur
 
 
 def test_the_auc_resampled_by_its_sums_is_that_of_resampled_sequences() -> None:
-    answers = judgement(0, 1.0)
+    answers = judgment(0, 1.0)
     exact = [
         roc_auc_score(answers.replaced, answers.d, sample_weight=np.repeat(count_S, LENGTH))
         for count_S in counts_RS(SEQUENCES)[:200]

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel
 
 from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from foundation.command_line import parse_options
 from foundation.config import ConfigError, StrictConfig
 from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
@@ -184,9 +184,9 @@ def test_every_option_is_refused_in_one_line_or_accepted(options_class: type[Str
         try:
             chosen = parse_options(options_class, "", words)
             if isinstance(chosen, GlueOptions):
-                settings_for("CoLA", 256, 512, chosen.overrides())
+                settings_for(GlueConfig, "CoLA", 256, 512, chosen.overrides())
             elif isinstance(chosen, SquadOptions):
-                squad_settings_for(256, 512, chosen.overrides())
+                settings_for(SquadConfig, "SQuAD 2.0", 256, 512, chosen.overrides())
         except ConfigError as error:
             assert_clear(error, name, text[:20], "max_length")
 
