@@ -156,8 +156,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
     with locked(options.output):
         earlier = open_plan(options.output)
         tasks = plan_shards(sources, 1e6 * options.shard_mb)
-        pool.limit(len(tasks))
-        pool.start()
+        pool.start(len(tasks))
         punkt = _punkt(options, sources, earlier, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt, index)
         if earlier is None:

@@ -1,23 +1,19 @@
-"""Reads the sequences and masks of a shard folder as arrays, checks them and their files, and computes statistics."""
+"""Reads the sequences and masks of a shard folder as arrays, and checks them and their files."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
-from data_prep.masking import Masker, bytes_per_copy, mask_size
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
 from foundation.files import file_sha256
 
 _BATCH = 4096  # sequences per batch
-_SIMULATED, _DRAWS = 64, 4  # sequences masked again per batch, and masks drawn for each
-_PIECES = 5  # classes of word pieces: the first four of a word, and all later ones together
 
 
 @dataclass(frozen=True)
@@ -33,10 +29,8 @@ class Rows:
     masked: np.ndarray
 
 
-def read_rows(
-    folder: Path, shard: ShardEntry, manifest: Manifest, first: int = 0, limit: int | None = None
-) -> Iterator[Rows]:
-    """Yields batches of the shard's sequences, in order from number `first` on, at most `limit` in all.
+def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | None = None) -> Iterator[Rows]:
+    """Yields batches of the shard's sequences, in order, at most `limit` in all.
 
     Raises:
         ConfigError: the files are damaged.
@@ -45,8 +39,8 @@ def read_rows(
     width = bytes_per_copy(manifest.seq_length)
     bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
     starts = ids.offsets // ids.data.itemsize
-    last = len(ids) if limit is None else min(first + limit, len(ids))
-    for start in range(first, last, _BATCH):
+    last = len(ids) if limit is None else min(limit, len(ids))
+    for start in range(0, last, _BATCH):
         part = slice(start, min(start + _BATCH, last))
         lengths = ids.lengths[part]
         inside = np.arange(manifest.seq_length) < lengths[:, None]
@@ -54,23 +48,6 @@ def read_rows(
         rows[inside] = ids.data[starts[start] : starts[start] + lengths.sum()]
         masked = np.unpackbits(bitmaps[part], axis=-1, bitorder="little").astype(np.bool_)
         yield Rows(start, rows, lengths, masked)
-
-
-def sample_rows(folder: Path, manifest: Manifest, blocks: int, block: int) -> Iterator[Rows]:
-    """Yields about `blocks` blocks of `block` sequences, spread evenly over all shards; all if there are fewer.
-
-    Raises:
-        ConfigError: the files are damaged.
-    """
-    ends = np.cumsum([shard.sequences for shard in manifest.shards])
-    if ends[-1] <= blocks * block:
-        for shard in manifest.shards:
-            yield from read_rows(folder, shard, manifest)
-        return
-    for number in np.linspace(0, ends[-1], blocks, endpoint=False).astype(int):
-        shard = manifest.shards[int(np.searchsorted(ends, number, side="right"))]
-        first = int(number - ends[manifest.shards.index(shard)] + shard.sequences)
-        yield from read_rows(folder, shard, manifest, min(first, max(0, shard.sequences - block)), block)
 
 
 def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
@@ -154,92 +131,3 @@ def file_problem(path: Path, size: int, digest: str | None) -> str | None:
     if found != size:
         return f"{path.name}: {found} bytes, expected {size}"
     return None if not digest or file_sha256(path) == digest else f"{path.name}: changed since it was written (sha256)"
-
-
-def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Returns the files of a shard that megatron-core's own reader, if it is installed, reads differently from ours."""
-    if find_spec("megatron") is None:
-        return []
-    with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    problems = []
-    for name in (shard.name, f"{shard.name}.mask"):
-        ours, theirs = IndexedFile(folder / name), IndexedDataset(str(folder / name))
-        if len(ours) != len(theirs) or not all(np.array_equal(ours[item], theirs[item]) for item in range(len(ours))):
-            problems.append(f"{name} is read differently by megatron-core")
-    return problems
-
-
-class MaskStatistics:
-    """Statistics of sequences and their masks: where the masks fall, and where they are expected to fall.
-
-    A token is masked with probability k / m, where m tokens of its sequence may be masked and k are. The `chance`
-    arrays hold the expected counts, and `simulated_runs` the runs of freshly drawn masks.
-
-    Array suffixes: S sequences, C mask copies, P positions, M tokens that may be masked, W words.
-
-    Args:
-        seq_length: longest sequence in tokens.
-
-    Attributes:
-        pairs: sequences with two segments. most_cut: most words cut by one mask.
-    """
-
-    def __init__(self, seq_length: int) -> None:
-        self.sequences = self.tokens = self.pairs = 0
-        self.words_masked = self.words_cut = self.most_cut = 0
-        self.position, self.position_chance = np.zeros((2, seq_length))
-        self.piece, self.piece_chance = np.zeros((2, _PIECES))
-        self.runs, self.simulated_runs = np.zeros((2, seq_length + 1), np.int64)
-
-    def add(self, rows: Rows, manifest: Manifest, tokenizer: WordPiece) -> None:
-        """Adds these sequences and their masks to the statistics."""
-        length = manifest.seq_length
-        self.sequences += len(rows.lengths)
-        self.tokens += int(rows.lengths.sum())
-        self.pairs += int(((rows.ids == manifest.special_tokens.sep).sum(1) == 2).sum())
-        masked_SCP = rows.masked[:, :, :length]
-        self.runs += np.bincount(run_lengths(masked_SCP), minlength=length + 1)
-        inside_SP = np.arange(length) < rows.lengths[:, None]
-        maskable_SP = inside_SP & ~tokenizer.never_masked[rows.ids]
-        start_SP = maskable_SP & ~tokenizer.continuation[rows.ids]
-        start_SP[:, 1:] |= maskable_SP[:, 1:] & ~maskable_SP[:, :-1]
-        chance_S = mask_size(rows.lengths) / maskable_SP.sum(1) * manifest.mask_copies
-        chance_SP = np.where(maskable_SP, chance_S[:, None], 0.0)
-        count_SP = masked_SCP.sum(1)
-        self.position += count_SP.sum(0)
-        self.position_chance += chance_SP.sum(0)
-        first_SP = np.maximum.accumulate(np.where(start_SP, np.arange(length), 0), axis=1)
-        piece_M = np.minimum(np.arange(length) - first_SP, _PIECES - 1)[maskable_SP]
-        self.piece += np.bincount(piece_M, count_SP[maskable_SP], _PIECES)
-        self.piece_chance += np.bincount(piece_M, chance_SP[maskable_SP], _PIECES)
-        self._count_words(masked_SCP, maskable_SP, start_SP)
-        masker = Masker(length, _DRAWS, manifest.config.ngram, tokenizer.never_masked, tokenizer.continuation)
-        some = np.flatnonzero(mask_size(rows.lengths) <= maskable_SP.sum(1))[:_SIMULATED]  # fails only if damaged
-        bitmaps, _ = masker.draw(rows.ids[some][inside_SP[some]], rows.lengths[some], np.random.default_rng(rows.first))
-        drawn_SCP = np.unpackbits(bitmaps.reshape(-1, _DRAWS, bytes_per_copy(length)), axis=-1, bitorder="little")
-        self.simulated_runs += np.bincount(run_lengths(drawn_SCP), minlength=length + 1)
-
-    def _count_words(self, masked_SCP: np.ndarray, maskable_SP: np.ndarray, start_SP: np.ndarray) -> None:
-        first_W = np.flatnonzero(start_SP[maskable_SP])
-        size_W = np.diff(first_W, append=int(maskable_SP.sum()))
-        first_word_S = np.cumsum(start_SP.sum(1)) - start_SP.sum(1)
-        for copy in range(masked_SCP.shape[1]):
-            masked_W = np.add.reduceat(masked_SCP[:, copy][maskable_SP], first_W, dtype=np.int32)
-            cut_W = (masked_W > 0) & (masked_W < size_W)
-            self.words_masked += int((masked_W > 0).sum())
-            self.words_cut += int(cut_W.sum())
-            self.most_cut = max(self.most_cut, int(np.add.reduceat(cut_W, first_word_S, dtype=np.int32).max()))
-
-    def join(self, other: "MaskStatistics") -> None:
-        """Adds the statistics of other sequences, counted elsewhere."""
-        self.most_cut = max(self.most_cut, other.most_cut)
-        for name in vars(self).keys() - {"most_cut"}:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-def run_lengths(masked: np.ndarray) -> np.ndarray:
-    """Returns the lengths of the unbroken runs of masked positions."""
-    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
-    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
