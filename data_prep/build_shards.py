@@ -24,18 +24,25 @@ from pydantic import Field, field_validator, model_validator
 
 from data_prep.building import make_shards
 from data_prep.curation.contamination import Index, make_index
-from data_prep.curation.language import language_test
+from data_prep.curation.curator import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
 from data_prep.manifest import MANIFEST_NAME, WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
-from data_prep.output import finish, locked, open_plan, prepare, refuse_another
-from data_prep.pipeline import PUNKT_NAME, build_shard, load_curator, load_tools
+from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
+from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
-from data_prep.punkt import PunktModel
 from data_prep.reading import sample_chunks, sample_documents
-from data_prep.records import PLAN, Plan, save_record
-from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, sample_by_content
+from data_prep.sentences import (
+    MARKS,
+    PUNKT_NAME,
+    PunktModel,
+    Sentences,
+    find_model,
+    has_model,
+    load_model,
+    sample_by_content,
+)
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -73,9 +80,7 @@ class BuildOptions(Choices, _Places):
 
     decontaminate: Annotated[tuple[str, ...], Group("web text"), Metavar("SET")] = ()
     """drop documents that share an n-gram with these: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
-    strict: Annotated[bool, Group("the build")] = False
-    """refuse malformed UTF-8 and records"""
-    workers: int = Field(default_factory=cores, ge=1, le=4096)
+    workers: Annotated[int, Group("the build")] = Field(default_factory=cores, ge=1, le=4096)
     """most processes; does not change the result (one per core)"""
     dry_run: bool = False
     """check everything, estimate time and disk space, write nothing"""
@@ -94,8 +99,6 @@ class BuildOptions(Choices, _Places):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.builder == "electra" and self.packing != "documents":
-            raise ValueError(f"packing: got {self.packing}, expected documents with --builder electra; leave one out")
         if self.sentences == "line" and self.punkt is not None:
             raise ValueError(f"punkt: got {self.punkt}, expected none with --sentences line; leave one out")
         return self
@@ -166,7 +169,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         was_complete = (options.output / MANIFEST_NAME).is_file()
         save_record(options.output, PLAN, plan)
         prepare(options.output, tokenizer, punkt, index)
-        made = make_shards(options.output, plan.config, tasks, pool, strict=options.strict)
+        made = make_shards(options.output, plan.config, tasks, pool)
         manifest = finish(options.output, plan, [shard.name for task in tasks for shard in task], tokenizer)
     folder = printable(str(options.output))
     if was_complete and not made:
@@ -246,8 +249,7 @@ def _estimate(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, tokenizer, punkt, index)
-        load_tools(folder, config.sentences)
-        load_curator(folder, config)
+        load_tools(folder, config)
         started = time.monotonic()
         record = build_shard("shard-00000", "", iter(chunks), {}, config, folder)
         seconds = time.monotonic() - started

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from data_prep.duplicates import copies_of, find_duplicates, hash_shard, keys_path
 from data_prep.inspection import file_problems
 from data_prep.manifest import WORK_NAME, BuildConfig
+from data_prep.output import SIDES, ShardRecord, folder_of, load_record, save_record
 from data_prep.pipeline import build_shard, copies_digest
 from data_prep.planning import Shard, Task
 from data_prep.reading import Reader, hashed, new_digest
-from data_prep.records import SIDES, ShardRecord, folder_of, load_record, save_record
-from data_prep.seeking import can_seek, make_index
+from data_prep.unpacking import can_seek, make_index
 from data_prep.workers import Pool
 from foundation.config import ConfigError
 from foundation.progress import Progress
@@ -32,7 +32,7 @@ class Copies(NamedTuple):
     """For each shard, the number of its first document and its number of documents."""
 
 
-def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool, *, strict: bool) -> int:
+def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool) -> int:
     """Builds every shard that is missing or damaged according to its record; returns their number.
 
     Raises:
@@ -50,15 +50,13 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     with Progress(size, "shards") as progress:
         run_starts, documents = copies or ([], {})
         work = ((task, [documents.get(shard.number, (0, 0)) for shard in task]) for task in tasks)
-        for (task, _), new in pool.run(_make, work, run_starts, config, output, strict):
+        for (task, _), new in pool.run(_make, work, run_starts, config, output):
             made += new
             progress.advance(sum(shard.size for shard in task), not new)
     return made
 
 
-def _make(
-    work: tuple[Task, list[tuple[int, int]]], run_starts: list[int], config: BuildConfig, output: Path, strict: bool
-) -> int:
+def _make(work: tuple[Task, list[tuple[int, int]]], run_starts: list[int], config: BuildConfig, output: Path) -> int:
     """Builds the shards of a task that are missing or damaged, on a worker; returns their number.
 
     Each shard comes with the corpus number of its first document and with its number of documents.
@@ -82,7 +80,7 @@ def _make(
                     )
                 continue
             key = shard.ranges[0].key
-            new = build_shard(shard.name, key, reader.shard(shard), copies, config, output, strict)
+            new = build_shard(shard.name, key, reader.shard(shard), copies, config, output)
             keys = keys_path(folder, shard.number)
             if config.dedup != "none" and not keys.read_bytes().endswith(new.text.encode()):
                 keys.unlink()

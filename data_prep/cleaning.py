@@ -25,7 +25,7 @@ class Cleaned:
 
     Attributes:
         read: characters before cleaning. removed: characters removed, by reason.
-        invalid_utf8: malformed byte sequences, each replaced by U+FFFD; the first is at byte `first_invalid`.
+        invalid_utf8: malformed byte sequences, each replaced by U+FFFD.
         normalized: whether NFC changed anything. cut_lines: line breaks inserted.
     """
 
@@ -33,7 +33,6 @@ class Cleaned:
     read: int = 0
     removed: dict[str, int] = field(default_factory=dict)
     invalid_utf8: int = 0
-    first_invalid: int | None = None
     normalized: bool = False
     cut_lines: int = 0
 
@@ -77,10 +76,10 @@ def decode(content: bytes) -> Cleaned:
     try:
         text = content.decode()
         return Cleaned(text, len(text))
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         text = content.decode(errors="replace")
         invalid = text.count("\ufffd") - content.count("\ufffd".encode())
-        return Cleaned(text, len(text), invalid_utf8=invalid, first_invalid=error.start)
+        return Cleaned(text, len(text), invalid_utf8=invalid)
 
 
 def _in_order(run: re.Match[str]) -> str:

@@ -15,7 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from data_prep.unpacking import not_text, text_suffix
+from data_prep.sources import text_suffix
+from data_prep.unpacking import not_text
 from data_prep.wikitext import page_text
 from foundation.config import ConfigError
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from data_prep.inspection import file_problems, problems_of, read_rows, tokenizer_problems
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, RECORDS_NAME, Books, Manifest, ShardEntry, load_manifest
-from data_prep.records import ShardRecord, load_record
+from data_prep.output import ShardRecord, load_record
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command

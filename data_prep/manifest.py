@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
-from data_prep.sequences import Builder, Packing
+from data_prep.sequences import Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
 from foundation.command_line import Group
 from foundation.config import ConfigError, StrictConfig, StrictRecord
@@ -45,8 +45,6 @@ class Choices(StrictConfig):
     """chances of masking 1, 2, ... words at once"""
     packing: Packing = "documents"
     """full: sequences run across documents"""
-    builder: Builder = "lossless"
-    """electra: truncate overflow as Google does"""
     one_segment: bool = Field(False, exclude_if=lambda chosen: not chosen)  # manifests without it keep their bytes
     """only [CLS] A [SEP], never a second segment"""
     documents: Annotated[Boundary, Group("documents")] = "blank_line"

@@ -1,10 +1,16 @@
-"""Manages the output folder of a build: one build at a time, one configuration, resumable."""
+"""Manages the output folder of a build: one build at a time, one configuration, resumable.
+
+The records are the build's plan and one file per finished shard, each with its own checksum. A worker writes a shard's
+record after its files. A shard without a sound record, or whose files do not match it, is built again.
+"""
 
 import shutil
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import Field
 
 from data_prep.curation.contamination import Index
 from data_prep.manifest import (
@@ -14,22 +20,86 @@ from data_prep.manifest import (
     RECORDS_NAME,
     WORK_NAME,
     Books,
+    BuildConfig,
     Manifest,
     ShardEntry,
     save_manifest,
     sum_shards,
 )
-from data_prep.pipeline import PUNKT_NAME
-from data_prep.punkt import PunktModel
-from data_prep.records import PLAN, SIDES, Plan, ShardRecord, load_record
-from data_prep.sentences import save_model
+from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
-from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, require_folder, write_if_other
+from foundation.config import ConfigError, StrictRecord
+from foundation.files import TEMPORARY_SUFFIX, make_folder, require_folder, sealed, unsealed, write_if_other
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
 CONTAMINATED_NAME = "contaminated.jsonl"
+PLAN = "plan"
+TRAIN, HELD_OUT = "train", "held_out"
+SIDES = (TRAIN, HELD_OUT)
+
+
+class Plan(StrictRecord):
+    """Everything that determines a build's bytes; a run can resume a build only with an equal plan."""
+
+    config: BuildConfig
+    versions: dict[str, str]
+    inputs: dict[str, int]
+    """Bytes on disk of every input file, by its key."""
+
+
+class Contaminated(StrictRecord):
+    """A document that was dropped because it shares an n-gram with an evaluation set."""
+
+    document: str
+    """Key of its file, and its byte offset there."""
+    evaluation_set: str
+    example: str
+    ngram: str
+
+
+class ShardRecord(StrictRecord):
+    """The outcome of building one shard; `train` or `held_out` is None if that side received no text."""
+
+    text: str
+    """Digest of the text."""
+    duplicates: str
+    """Digest of the indices of the documents that are copies of others in the corpus."""
+    books: Books
+    train: ShardEntry | None
+    held_out: ShardEntry | None
+    contaminated: tuple[Contaminated, ...] = Field((), exclude_if=lambda found: not found)
+    """The shard's first contaminated documents."""
+
+    def entry(self, side: str) -> ShardEntry | None:
+        """Returns the manifest's entry of a side; None if it has no text."""
+        return self.train if side == TRAIN else self.held_out
+
+
+Record = TypeVar("Record", bound=StrictRecord)
+
+
+def save_record(output: Path, name: str, record: StrictRecord) -> None:
+    """Writes the plan's or a shard's record; leaves an equal one untouched."""
+    make_folder(output / RECORDS_NAME)
+    write_if_other(_path(output, name), sealed(record.model_dump(mode="json")))
+
+
+def load_record(output: Path, name: str, kind: type[Record]) -> Record | None:
+    """Returns the record of that name; None if it is missing or damaged."""
+    try:
+        return kind.model_validate_json(unsealed(_path(output, name).read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _path(output: Path, name: str) -> Path:
+    return output / RECORDS_NAME / f"{name}.json"
+
+
+def folder_of(output: Path, side: str) -> Path:
+    """Returns the shard folder of a side, training or held out."""
+    return output if side == TRAIN else output / HELD_OUT_NAME
 
 
 def locked(folder: Path) -> Lock:

@@ -10,9 +10,8 @@ from math import ceil
 from typing import NamedTuple
 
 from data_prep.rows import group_sizes, hub_parts, is_table
-from data_prep.seeking import can_seek
-from data_prep.sources import Source
-from data_prep.unpacking import SUFFIXES, text_per_byte
+from data_prep.sources import SUFFIXES, Source
+from data_prep.unpacking import can_seek, text_per_byte
 
 _FEWEST = 8  # shards of a build, unless they would be smaller than this
 _SMALLEST, _MIDDLE, _LARGEST = 6e6, 64e6, 1e9  # bytes of text in a shard; up to the middle size there are `_FEWEST`

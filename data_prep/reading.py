@@ -29,9 +29,8 @@ from data_prep.formats import (
 )
 from data_prep.planning import Range, Shard
 from data_prep.rows import is_table, read_rows
-from data_prep.seeking import index_path, open_sought
 from data_prep.sources import Source
-from data_prep.unpacking import DAMAGED, opened, unpacked
+from data_prep.unpacking import DAMAGED, index_path, open_sought, opened, unpacked
 from foundation.config import ConfigError
 
 CHUNK = 16_000_000  # bytes of text

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from data_prep.unpacking import text_suffix
 from foundation.config import ConfigError
 from foundation.files import require_file_or_folder
 
+SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 HUB = "hub:"  # prefix of a dataset's name on the Hugging Face hub
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.
 _TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
@@ -117,6 +117,11 @@ def _walk(folder: Path) -> Iterator[Path]:
             entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
         waiting.extend(here / entry.name for entry in entries if entry.is_dir())
         yield from (here / entry.name for entry in entries if not entry.is_dir())
+
+
+def text_suffix(path: Path) -> str:
+    """Returns a file's suffix before its compression suffix: .txt for a.txt.gz."""
+    return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
 
 def _as_text(name: str) -> str:

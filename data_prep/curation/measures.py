@@ -12,8 +12,9 @@ from itertools import count
 
 import numpy as np
 
-from data_prep.curation.ngrams import ngram_keys
+from foundation.ordering import mixed
 
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd; the key of an n-gram is a polynomial in it, modulo 2^64
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
@@ -102,3 +103,15 @@ class Measures:
         while len(self._keys) < n:
             self._keys.append(next(self._more_keys))
         return self._keys[n - 1]
+
+
+def ngram_keys(words: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the keys of all 1-grams of a sequence of numbered words, of all its 2-grams, and so on; all uint64.
+
+    Equal n-grams have equal keys, and two others have equal keys with a chance of 1 in 2^64.
+    """
+    keys = words = mixed(words, 0)
+    while True:
+        yield keys
+        words = words[1:]
+        keys = keys[: len(words)] * _BASE + words
