@@ -28,7 +28,7 @@ from data_prep.curation.curator import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
-from data_prep.manifest import MANIFEST_NAME, WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
+from data_prep.manifest import WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
 from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
@@ -166,16 +166,12 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
         else:
             refuse_another(plan, earlier, options.output)
-        was_complete = (options.output / MANIFEST_NAME).is_file()
         save_record(options.output, PLAN, plan)
         prepare(options.output, tokenizer, punkt, index)
-        made = make_shards(options.output, plan.config, tasks, pool)
+        make_shards(options.output, plan.config, tasks, pool)
         manifest = finish(options.output, plan, [shard.name for task in tasks for shard in task], tokenizer)
-    folder = printable(str(options.output))
-    if was_complete and not made:
-        print(f"{folder} is already complete: {_summary(manifest)}")
-        return
-    print(f"{folder}: {_summary(manifest)}, {duration(max(1, time.monotonic() - started))}")
+    took = duration(max(1, time.monotonic() - started))
+    print(f"{printable(str(options.output))}: {_summary(manifest)}, {took}")
     documents = manifest.books.documents
     if options.held_out and not documents.held_out:
         remedy = f"build into another --output with --held_out {enough_to_hold_out(documents.train):g}"
@@ -254,30 +250,21 @@ def _estimate(
         record = build_shard("shard-00000", "", iter(chunks), {}, config, folder)
         seconds = time.monotonic() - started
     written = sum(entry.size for entry in (record.train, record.held_out) if entry)
-    speed = f"{sample / seconds / 1e6:.1f} MB/s each"
-    on_disk = sum(source.size for source in sources)
-    streamed = [str(source.path) for source in sources if source.on_hub]
-    tasks = plan_shards([source for source in sources if not source.on_hub], 1e6 * options.shard_mb)
-    workers = workers if streamed else min(workers, len(tasks))
-    local = [chunk for chunk in chunks if not chunk.source.on_hub]
-    sample_on_disk = sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in local)
-    lines = []
-    if sample_on_disk:
-        text = sum(chunk.size for chunk in local) * on_disk / sample_on_disk
-        lines = [
-            f"{counted(sum(not source.on_hub for source in sources), 'file')}, {on_disk / 1e6:,.1f} MB on disk, about "
-            f"{text / 1e6:,.1f} MB of text",
-            f"about {counted(sum(map(len, tasks)), 'shard')}",
-            f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at {speed}",
-            f"about {text * written / sample / 1e6:,.1f} MB of shards",
-        ]
-    if streamed:
-        lines.append(
-            f"{', '.join(streamed)}: the size is unknown until it is streamed; 1,000 MB of text take about "
-            f"{duration(1e9 * seconds / sample / workers)} with {counted(workers, 'worker')} at {speed}, if the "
-            f"network keeps up, and {1000 * written / sample:,.0f} MB of shards"
+    if any(source.on_hub for source in sources):
+        text, head = 1e9, "a dataset on the hub has no known size; of each 1,000 MB of text:"
+    else:
+        tasks = plan_shards(sources, 1e6 * options.shard_mb)
+        workers = min(workers, len(tasks))
+        size = sum(source.size for source in sources)
+        text = size * sample / sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in chunks)
+        head = (
+            f"{counted(len(sources), 'file')}, {size / 1e6:,.1f} MB on disk, about {text / 1e6:,.1f} MB of text\n"
+            f"about {counted(sum(map(len, tasks)), 'shard')}"
         )
-    return "\n".join(lines)
+    return (
+        f"{head}\nabout {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at "
+        f"{sample / seconds / 1e6:.1f} MB/s each\nabout {text * written / sample / 1e6:,.1f} MB of shards"
+    )
 
 
 def _summary(manifest: Manifest) -> str:

@@ -268,17 +268,12 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        if folder.is_dir() and not (folder / RECORDS_NAME).is_dir():
-            raise ConfigError(
-                f"{folder} is no folder of shards: it has no manifest.json; if it holds text, run"
-                f" data_prep/build_shards.py --input {folder}, and give its --output here"
-            )
-        state = "is not complete: it has no manifest.json" if folder.is_dir() else "does not exist"
-        raise ConfigError(f"{folder} {state}; run data_prep/build_shards.py --output {folder}")
+        raise ConfigError(
+            f"{folder} is no complete folder of shards: it has no manifest.json; run data_prep/build_shards.py "
+            f"--output {folder}, or, if it holds text, with --input {folder} and another --output"
+        )
     try:
-        content = path.read_bytes()
-        has_seal = b'"format_version": 1,' not in content[:64]  # format 1 had none, and began with its version
-        values = json.loads(unsealed(content)) if has_seal else {"format_version": 1}
+        values = json.loads(unsealed(path.read_bytes()))
         version = values["format_version"]
         if isinstance(version, int) and version != FORMAT_VERSION:
             raise ConfigError(

@@ -16,7 +16,6 @@ from data_prep.curation.contamination import Index
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
-    MANIFEST_NAME,
     RECORDS_NAME,
     WORK_NAME,
     Books,
@@ -124,18 +123,12 @@ def open_plan(folder: Path) -> Plan | None:
         ConfigError: the folder holds other files, or a build that cannot be resumed.
     """
     plan = load_record(folder, PLAN, Plan)
-    if plan is None and (folder / RECORDS_NAME).is_dir() and any((folder / RECORDS_NAME).glob("shard-*")):
+    others = {entry.name for entry in folder.iterdir()} - {WORK_NAME, RECORDS_NAME, LOCK_NAME}
+    if plan is None and (others or any((folder / RECORDS_NAME).glob("shard-*"))):
         raise ConfigError(
-            f"output: {folder / RECORDS_NAME / PLAN}.json is missing or damaged: the settings of that build cannot be "
-            "read; choose another folder"
+            f"output: {folder} holds files, but not the plan of their build ({RECORDS_NAME}/{PLAN}.json is missing or "
+            "damaged); choose an empty or new folder"
         )
-    if plan is None and (folder / MANIFEST_NAME).is_file():
-        raise ConfigError(
-            f"output: {folder} is complete, but whether it was built from this input cannot be checked: it has no "
-            f"{RECORDS_NAME}; choose another --output"
-        )
-    if plan is None and any(entry.name not in (WORK_NAME, RECORDS_NAME, LOCK_NAME) for entry in folder.iterdir()):
-        raise ConfigError(f"output: {folder} holds files that do not belong to a build; choose an empty or new folder")
     return plan
 
 

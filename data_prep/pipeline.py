@@ -22,7 +22,7 @@ from data_prep.formats import Document
 from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
 from data_prep.masking import Masker
 from data_prep.output import HELD_OUT, SIDES, TRAIN, Contaminated, ShardRecord, folder_of
-from data_prep.reading import Chunk, hashed, new_digest
+from data_prep.reading import Chunk, batches, hashed, text_digest
 from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter
@@ -65,9 +65,9 @@ def build_shard(
     sides = {
         side: Side(f"{config.seed}\n{key}\n{side}", config, tokenizer, folder_of(output, side), name) for side in SIDES
     }
-    digest = new_digest()
+    digest = text_digest()
     intake = Intake(hashed(chunks, digest), copies, config, curator)
-    for texts in intake.batches():
+    for texts in batches(intake.kept(), _AT_ONCE, lambda text: len(text.cleaned.text) + _WEIGHT):
         tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
         for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
             if side := intake.side_of(document, len(ids)):
@@ -107,20 +107,8 @@ class Intake:
         self._repairs: Counter[str] = Counter()
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def batches(self) -> Iterator[list[Text]]:
-        """Yields the documents that are kept, cleaned, in batches."""
-        batch: list[Text] = []
-        size = 0
-        for text in self._used():
-            batch.append(text)
-            size += len(text.cleaned.text) + _WEIGHT
-            if size >= _AT_ONCE:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
-
-    def _used(self) -> Iterator[Text]:
+    def kept(self) -> Iterator[Text]:
+        """Yields the documents that are kept, cleaned."""
         numbers = count()
         for chunk in self._chunks:
             self._repairs["cut_documents"] += chunk.cut

@@ -5,12 +5,12 @@ divides the text there: one worker reads up to it, another from it on. Both look
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 from data_prep.cleaning import clean
 from data_prep.formats import (
@@ -37,6 +37,8 @@ CHUNK = 16_000_000  # bytes of text
 _BLOCK = 1 << 20  # bytes of text read at a time
 _OVERLAP = 80  # bytes searched again with the next block; a document's end may span both
 _SAMPLED_FILES = 256  # each further file costs a seek and adds little
+
+Item = TypeVar("Item")
 
 
 class Chunk(NamedTuple):
@@ -75,13 +77,6 @@ class Chunk(NamedTuple):
                     f"worker's memory; check that it is really {self.format}, and split or remove the record"
                 )
         yield from parse(self.format, self.content, self.place, reading)
-
-    def add_to(self, digest: "hashlib.blake2b") -> None:
-        """Adds every byte of the text, and its source, place and format, to a digest."""
-        digest.update(f"{self.format} {self.source.key} {self.place} {self.size} {self.cut}\n".encode())
-        for row in self.content if isinstance(self.content, tuple) else (self.content,):
-            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
-            digest.update(row or b"")
 
 
 class _Text:
@@ -147,7 +142,7 @@ class _Text:
         return bool(block)
 
 
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Reads ranges, one after another; in a file that cannot be sought, continues where the previous range ended.
 
     Args:
@@ -161,9 +156,6 @@ class Reader:
         self._reading, self._indices, self._budget, self._longest = reading, indices, budget, longest
         self._text: _Text | None = None
         self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
@@ -222,28 +214,41 @@ class Reader:
             start = end
 
     def _rows(self, part: Range) -> Iterator[Chunk]:
-        place = size = 0
-        held: list[bytes | None] = []
-        for text in read_rows(part.source, part.start, part.end, self._reading.text_column):
-            held.append(text)
-            size += len(text or b"")
-            if size >= self._budget:
-                yield Chunk(part.source, Format.ROWS, place, tuple(held))
-                place, size, held = place + size, 0, []
-        if held:
-            yield Chunk(part.source, Format.ROWS, place, tuple(held))
+        place = 0
+        rows = read_rows(part.source, part.start, part.end, self._reading.text_column)
+        for texts in batches(rows, self._budget, lambda text: len(text or b"")):
+            chunk = Chunk(part.source, Format.ROWS, place, tuple(texts))
+            yield chunk
+            place += chunk.size
 
 
-def new_digest() -> "hashlib.blake2b":
-    """Returns a digest to which no text has been added."""
+def text_digest() -> "hashlib.blake2b":
+    """Returns a digest for `hashed`."""
     return hashlib.blake2b(digest_size=16)
 
 
 def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk]:
-    """Yields the chunks, adding each to the digest."""
+    """Yields the chunks, adding every byte of each, and its source, place and format, to the digest."""
     for chunk in chunks:
-        chunk.add_to(digest)
+        digest.update(f"{chunk.format} {chunk.source.key} {chunk.place} {chunk.size} {chunk.cut}\n".encode())
+        for row in chunk.content if isinstance(chunk.content, tuple) else (chunk.content,):
+            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+            digest.update(row or b"")
         yield chunk
+
+
+def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yields the items in lists of at least `limit` in size, but for the last one."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
+        if size >= limit:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Chunk]:

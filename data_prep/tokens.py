@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from foundation.command_line import print_warning
-from foundation.config import ConfigError, StrictRecord, shown
+from foundation.config import ConfigError, StrictRecord
 from foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
@@ -27,8 +26,7 @@ CONTINUATION = "##"
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
-_FEW_CAPITALS = 0.02  # share of the tokens; a quarter or more in BERT's cased vocabularies
-_CHECKED = 4096  # characters per batch encoded by both encoders: 0.4% of the pipeline's 1 Mi-character batches
+_CHECKED, _LONGEST_CHECKED = 32, 4096  # texts per batch encoded by both encoders, and characters of each
 
 
 class SpecialTokens(StrictRecord):
@@ -98,7 +96,8 @@ class WordPiece:
         """
         if self._fast is None:
             return self._encode_slowly(texts)
-        self._check_sample(texts)
+        for text in texts[:_CHECKED]:
+            self._require_agreement(text[:_LONGEST_CHECKED])
         return _encode_fast(self._fast, texts)
 
     def _encode_slowly(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -108,24 +107,13 @@ class WordPiece:
         ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
         return ids, lengths
 
-    def _check_sample(self, texts: Sequence[str]) -> None:
-        """Compares the two encoders on the first characters of the texts; refuses a difference."""
-        sample, left = [], _CHECKED
-        for text in texts:
-            sample.append(text[:left])
-            left -= len(text)
-            if left <= 0:
-                break
-        if not self._agree(sample):
-            culprit = next((text for text in sample if not self._agree([text])), sample[0])
+    def _require_agreement(self, text: str) -> None:
+        slow, fast = self._encode_slowly([text]), _encode_fast(self._fast, [text])
+        if not all(map(np.array_equal, slow, fast)):
             raise ConfigError(
-                f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {culprit[:80]!r}; "
+                f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {text[:80]!r}; "
                 "`pip uninstall nanotoken` and run again: slower, but correct"
             )
-
-    def _agree(self, texts: Sequence[str]) -> bool:
-        pairs = zip(self._encode_slowly(texts), _encode_fast(self._fast, texts), strict=True)
-        return all(np.array_equal(slow, fast) for slow, fast in pairs)
 
     def normalized(self, text: str) -> str:
         """Returns a text as the vocabulary sees it, in its case and accents."""
@@ -203,13 +191,7 @@ def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | 
     """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter."""
     if normalizer is None:
         words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
-        capitals = [word for word in words if word != word.lower()]
-        normalizer = normalizers.BertNormalizer(lowercase=not capitals)
-        if 0 < len(capitals) < _FEW_CAPITALS * len(words):
-            print_warning(
-                f"vocab: text keeps its case, as {len(capitals)} of {len(words):,} tokens have capital letters, such as"
-                f" {shown(capitals[0])}; write these in lower case, or set do_lower_case in a tokenizer_config.json"
-            )
+        normalizer = normalizers.BertNormalizer(lowercase=all(word == word.lower() for word in words))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
     tokenizer.normalizer = normalizer
