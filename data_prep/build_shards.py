@@ -62,7 +62,7 @@ class _Places(StrictConfig):
     """The options for input and output folders, which come first in `--help`."""
 
     input: Annotated[tuple[Path, ...], Group("input and output")] = (RAW,)
-    """files, folders, globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
+    """files, folders, quoted globs"""
     output: Path = SHARDS
     """shard folder to make"""
     vocab: str = str(VOCAB)
@@ -143,8 +143,7 @@ def main(options: BuildOptions) -> int:
 
 def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
     """Warns when blank lines seem to separate paragraphs, so that each paragraph would become a document."""
-    local = [source for source in sources if not source.on_hub]
-    chunks = [chunk for chunk in sample_chunks(local, _SAMPLE, reading) if chunk.format is Format.TEXT] if local else []
+    chunks = [chunk for chunk in sample_chunks(sources, _SAMPLE, reading) if chunk.format is Format.TEXT]
     lengths = [len(document.content) for chunk in chunks for document in chunk.documents(reading)]
     if len(lengths) >= _FEW and median(lengths) < _SHORT:
         print_warning(
@@ -231,8 +230,6 @@ def _estimate(
 ) -> str:
     """Returns estimates of a build's files, shards, time and disk space, one per line, by building a sample.
 
-    The size of a dataset on the hub is unknown until it is streamed.
-
     Raises:
         ConfigError: the input cannot be read, or there is no text in the sample.
     """
@@ -250,19 +247,14 @@ def _estimate(
         record = build_shard("shard-00000", "", iter(chunks), {}, config, folder)
         seconds = time.monotonic() - started
     written = sum(entry.size for entry in (record.train, record.held_out) if entry)
-    if any(source.on_hub for source in sources):
-        text, head = 1e9, "a dataset on the hub has no known size; of each 1,000 MB of text:"
-    else:
-        tasks = plan_shards(sources, 1e6 * options.shard_mb)
-        workers = min(workers, len(tasks))
-        size = sum(source.size for source in sources)
-        text = size * sample / sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in chunks)
-        head = (
-            f"{counted(len(sources), 'file')}, {size / 1e6:,.1f} MB on disk, about {text / 1e6:,.1f} MB of text\n"
-            f"about {counted(sum(map(len, tasks)), 'shard')}"
-        )
+    tasks = plan_shards(sources, 1e6 * options.shard_mb)
+    workers = min(workers, len(tasks))
+    size = sum(source.size for source in sources)
+    text = size * sample / sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in chunks)
     return (
-        f"{head}\nabout {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at "
+        f"{counted(len(sources), 'file')}, {size / 1e6:,.1f} MB on disk, about {text / 1e6:,.1f} MB of text\n"
+        f"about {counted(sum(map(len, tasks)), 'shard')}\n"
+        f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at "
         f"{sample / seconds / 1e6:.1f} MB/s each\nabout {text * written / sample / 1e6:,.1f} MB of shards"
     )
 

@@ -1,24 +1,22 @@
 """Runs a build: sends the planned shards through the pool. A worker writes whole shards, each with its record.
 
-Resuming a build, or repeating a complete one, runs the same code with less to do: the text of every shard and its files
-are compared with its record, and only missing or damaged shards are built.
+Resuming a build, or repeating a complete one, runs the same code with less to do: the files of every shard are compared
+with its record, and only missing or damaged shards are built.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard, keys_path
-from data_prep.inspection import file_problems
+from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard
 from data_prep.manifest import WORK_NAME, BuildConfig
 from data_prep.output import SIDES, ShardRecord, folder_of, load_record, save_record
-from data_prep.pipeline import build_shard, copies_digest
-from data_prep.planning import Shard, Task
-from data_prep.reading import Reader, hashed, text_digest
+from data_prep.pipeline import build_shard
+from data_prep.planning import Task
+from data_prep.reading import Reader
+from data_prep.shards import file_problems
 from data_prep.unpacking import can_seek, make_index
 from data_prep.workers import Pool
-from foundation.config import ConfigError
 from foundation.progress import Progress
 
 Place = tuple[int, int]
@@ -29,12 +27,12 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     """Builds every shard that is missing or damaged according to its record.
 
     Raises:
-        ConfigError: the input cannot be read, or differs from the text that a shard was built from.
+        ConfigError: the input cannot be read.
         OSError: writing to the disk fails.
     """
     for task in tasks:
         part = task[0].ranges[0]
-        is_first = part.start == 0 and part.end is not None and len(task) == 1 and not part.source.on_hub
+        is_first = part.start == 0 and part.end is not None and len(task) == 1
         if is_first and can_seek(part.source):
             make_index(part.source, output / WORK_NAME)
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
@@ -50,44 +48,26 @@ def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: Bu
     Each shard comes with the place of its documents if copies are dropped.
     """
     is_new = False
-    folder = output / WORK_NAME
-    with Reader(config.reading, folder) as reader:
+    with Reader(config.reading, output / WORK_NAME) as reader:
         for shard, place in zip(*work, strict=True):
-            copies = copies_of(found, *place) if found and place else {}
-            record = load_record(output, shard.name, ShardRecord)
-            if record is not None and _is_sound(record, output):
-                digest = text_digest()
-                deque(hashed(reader.shard(shard), digest), 0)
-                if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
-                    raise ConfigError(
-                        f"input: the text of {_names(shard)} has changed since {output} was built from it; restore the "
-                        "old text, or choose another --output"
-                    )
-                continue
-            record = build_shard(shard.name, shard.ranges[0].key, reader.shard(shard), copies, config, output)
-            keys = keys_path(folder, shard.number)
-            if place and not keys.read_bytes().endswith(record.text.encode()):
-                keys.unlink()
-                raise ConfigError(
-                    f"input: the text of {_names(shard)} changed during the build, which reads it twice to find "
-                    "copies; leave it unchanged and run the same command again"
-                )
-            save_record(output, shard.name, record)
-            is_new = True
+            if not _is_sound(load_record(output, shard.name, ShardRecord), output):
+                copies = copies_of(found, *place) if found and place else {}
+                key = shard.ranges[0].key
+                record = build_shard(shard.name, key, reader.shard(shard), copies, config, output)
+                save_record(output, shard.name, record)
+                is_new = True
     return is_new
 
 
-def _is_sound(record: ShardRecord, output: Path) -> bool:
-    """True if all files of a shard match its record; else prints what differs."""
+def _is_sound(record: ShardRecord | None, output: Path) -> bool:
+    """True if there is a record of a shard and all its files match it; else prints what differs."""
+    if record is None:
+        return False
     entries = ((folder_of(output, side), record.entry(side)) for side in SIDES)
     problems = [problem for folder, entry in entries if entry for problem in file_problems(folder, entry)]
     if problems:
         print(f"{output}: {'; '.join(problems)}; rebuilding the shard")
     return not problems
-
-
-def _names(shard: Shard) -> str:
-    return ", ".join(sorted({str(part.source.path) for part in shard.ranges})[:3])
 
 
 def _find_copies(

@@ -4,23 +4,27 @@ python data_prep/inspect_shards.py data/wikibooks --verify --show 3
 """
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from data_prep.inspection import file_problems, problems_of, read_rows, tokenizer_problems
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, RECORDS_NAME, Books, Manifest, ShardEntry, load_manifest
+from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.output import ShardRecord, load_record
+from data_prep.shards import IndexedFile, file_problems, tokenizer_problems
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
-from foundation.config import StrictConfig, counted
+from foundation.config import ConfigError, StrictConfig, counted
 from foundation.machine import cores
 from foundation.progress import Progress
 
-_SHOWN = 20  # problems listed, and inputs listed
+_SHOWN = 20  # problems listed
+_BATCH = 4096  # sequences per batch
 
 
 class InspectOptions(StrictConfig):
@@ -92,6 +96,89 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
     return [f"{folder / shard.name}: {problem}" for problem in problems]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Consecutive sequences of a shard with their masks; `first` is the number of the first one.
+
+    `ids` uint16 [S, seq_length], padded; `lengths` int32 [S]; `masked` bool [S, copies, bits of a bitmap].
+    """
+
+    first: int
+    ids: np.ndarray
+    lengths: np.ndarray
+    masked: np.ndarray
+
+
+def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | None = None) -> Iterator[Rows]:
+    """Yields batches of the shard's sequences, in order, at most `limit` in all.
+
+    Raises:
+        ConfigError: the files are damaged.
+    """
+    ids, masks = open_shard(folder, shard, manifest)
+    width = bytes_per_copy(manifest.seq_length)
+    bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
+    starts = ids.offsets // ids.data.itemsize
+    last = len(ids) if limit is None else min(limit, len(ids))
+    for start in range(0, last, _BATCH):
+        part = slice(start, min(start + _BATCH, last))
+        lengths = ids.lengths[part]
+        inside = np.arange(manifest.seq_length) < lengths[:, None]
+        rows = np.full(inside.shape, manifest.special_tokens.pad, np.uint16)
+        rows[inside] = ids.data[starts[start] : starts[start] + lengths.sum()]
+        masked = np.unpackbits(bitmaps[part], axis=-1, bitorder="little").astype(np.bool_)
+        yield Rows(start, rows, lengths, masked)
+
+
+def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
+    """Opens the ids and the masks of a shard, memory-mapped; checks all that the index files suffice for.
+
+    Raises:
+        ConfigError: a file is missing, or contradicts the manifest.
+    """
+    path, row = folder / shard.name, manifest.mask_copies * bytes_per_copy(manifest.seq_length)
+    ids, masks = IndexedFile(path), IndexedFile(folder / f"{shard.name}.mask")
+    ids.require_sound()
+    masks.require_sound()
+    if masks.dtype != np.uint8 or len(masks) != len(ids) or (masks.lengths != row).any():
+        raise ConfigError(f"{path}.mask: does not have one row of masks per sequence; build the shards again")
+    tokens = ids.size // ids.dtype.itemsize
+    if ids.dtype != np.uint16 or (len(ids), tokens) != (shard.sequences, shard.tokens):
+        raise ConfigError(
+            f"{path}: holds {len(ids)} sequences and {tokens} tokens, but manifest.json says {shard.sequences} "
+            f"and {shard.tokens}; build the shards again"
+        )
+    if not 2 < ids.lengths.min() <= ids.lengths.max() <= manifest.seq_length:
+        raise ConfigError(f"{path}: a sequence's length is out of bounds; build the shards again")
+    return ids, masks
+
+
+def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
+    """Checks sequences and their masks; returns the first sequence with each problem, normally none."""
+    special = manifest.special_tokens
+    positions = np.arange(manifest.seq_length)
+    inside = positions < rows.lengths[:, None]
+    last = positions == rows.lengths[:, None] - 1
+    separators = rows.ids == special.sep
+    forbidden = np.isin(rows.ids, (special.pad, special.cls, special.sep, special.mask))
+    beyond = rows.masked[:, :, manifest.seq_length :].any((1, 2))
+    masked = rows.masked[:, :, : manifest.seq_length]
+    checks = {
+        "does not start with [CLS], or has a second one": (rows.ids[:, 0] != special.cls)
+        | ((rows.ids == special.cls).sum(1) != 1),
+        "does not end with [SEP]": ~(separators & last).any(1),
+        "does not have one or two segments": ~np.isin(separators.sum(1), (1, 2)),
+        "has [MASK] or [PAD] among its tokens": (inside & np.isin(rows.ids, (special.mask, special.pad))).any(1),
+        "has an id beyond the vocabulary": (rows.ids >= manifest.vocab_size).any(1),
+        "has a mask beyond its end": beyond | (masked & ~inside[:, None]).any((1, 2)),
+        "has a special token masked": (masked & (inside & forbidden)[:, None]).any((1, 2)),
+        "does not have ceil(0.15 n) masked positions": (masked.sum(-1) != mask_size(rows.lengths)[:, None]).any(1),
+    }
+    return [
+        f"sequence {rows.first + int(np.argmax(wrong))} {problem}" for problem, wrong in checks.items() if wrong.any()
+    ]
+
+
 def _print_manifest(folder: Path, manifest: Manifest) -> None:
     totals, books = manifest.totals, manifest.books
     size = sum(shard.size for shard in manifest.shards)
@@ -110,14 +197,12 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
         f"{counted(books.cut_documents, 'overlong document')} and {counted(books.cut_lines, 'overlong line')} cut"
     )
     pieces = sum(share.word_pieces for share in books.inputs.values())
-    for name, share in list(books.inputs.items())[:_SHOWN]:
+    for name, share in books.inputs.items():
         print(
             f"  input           {printable(name)}: {counted(share.documents, 'document')}, "
             f"{share.characters:,} characters, "
             f"{share.word_pieces:,} word pieces ({share.word_pieces / max(1, pieces):.1%})"
         )
-    if len(books.inputs) > _SHOWN:
-        print(f"  and {len(books.inputs) - _SHOWN:,} more inputs")
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")

@@ -30,8 +30,6 @@ Number = Annotated[int, Field(ge=1, lt=1 << 63)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Suffix = Annotated[str, Field(pattern=r"^(\.mask)?\.(bin|idx)$")]
 _FileName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")]
-_MOST_WORDS = 100
-"""Longest n-gram, in words; a word's number within its n-gram is stored in one byte."""
 
 
 class Choices(StrictConfig):
@@ -41,7 +39,7 @@ class Choices(StrictConfig):
     """longest sequence in tokens"""
     mask_copies: int = Field(10, ge=1, le=255)
     """masks drawn for each sequence"""
-    ngram: tuple[float, ...] = (0.8, 0.1, 0.1)
+    ngram: tuple[float, ...] = Field((0.8, 0.1, 0.1), min_length=1, max_length=100)  # a number in a byte
     """chances of masking 1, 2, ... words at once"""
     packing: Packing = "documents"
     """full: sequences run across documents"""
@@ -71,10 +69,8 @@ class Choices(StrictConfig):
     @field_validator("ngram")
     @classmethod
     def _are_chances(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
-        if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
+        if min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
             raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
-        if len(chances) > _MOST_WORDS:
-            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; drop the last ones")
         return chances
 
     @property

@@ -5,12 +5,12 @@ record after its files. A shard without a sound record, or whose files do not ma
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from data_prep.curation.contamination import Index
 from data_prep.manifest import (
@@ -60,10 +60,8 @@ class Contaminated(StrictRecord):
 class ShardRecord(StrictRecord):
     """The outcome of building one shard; `train` or `held_out` is None if that side received no text."""
 
-    text: str
-    """Digest of the text."""
-    duplicates: str
-    """Digest of the indices of the documents that are copies of others in the corpus."""
+    model_config = ConfigDict(extra="ignore")  # earlier builds kept digests of the text
+
     books: Books
     train: ShardEntry | None
     held_out: ShardEntry | None
@@ -134,7 +132,7 @@ def open_plan(folder: Path) -> Plan | None:
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
     """Refuses, with one line per difference, a `plan` that differs from the `earlier` one of the folder's build."""
-    old, new = _flat(earlier.model_dump()), _flat(plan.model_dump())
+    old, new = (one.config.model_dump() | one.versions | one.inputs for one in (earlier, plan))
     problems = [
         f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "
         "use the old value or another --output"
@@ -144,10 +142,6 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
     if problems:
         more = [f"and {len(problems) - 5} more differences"] if len(problems) > 5 else []
         raise ConfigError(*problems[:5], *more)
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for group in values.values() for name, value in group.items()}
 
 
 def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index: Index | None = None) -> None:
@@ -174,13 +168,14 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece)
     Raises:
         ConfigError: no document is left for training.
     """
-    entries: dict[str, list[ShardEntry]] = {side: [] for side in SIDES}
-    books = Books()
-    for record in _records(folder, names):
-        books += record.books
-        for side, found in entries.items():
-            found += filter(None, [record.entry(side)])
-    train, held_out = (_manifest(plan, entries[side], tokenizer, books) for side in SIDES)
+    records = [load_record(folder, name, ShardRecord) for name in names]
+    sound = [record for record in records if record is not None]
+    assert len(sound) == len(names)
+    books = sum((record.books for record in sound), Books())
+    train, held_out = (
+        _manifest(plan, [entry for record in sound if (entry := record.entry(side))], tokenizer, books)
+        for side in SIDES
+    )
     if train is None:
         raise ConfigError("input: no document is left for training; give more text or a smaller --held_out")
     if held_out:
@@ -188,19 +183,12 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
-    lines = [f"{one.model_dump_json()}\n" for record in _records(folder, names) for one in record.contaminated]
+    lines = [f"{one.model_dump_json()}\n" for record in sound for one in record.contaminated]
     if lines:
         write_if_other(folder / CONTAMINATED_NAME, "".join(lines).encode())
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train
-
-
-def _records(folder: Path, names: Sequence[str]) -> Iterator[ShardRecord]:
-    for name in names:
-        record = load_record(folder, name, ShardRecord)
-        assert record is not None
-        yield record
 
 
 def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: WordPiece, books: Books) -> Manifest | None:

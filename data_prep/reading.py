@@ -4,7 +4,6 @@ A document belongs to the range in which it begins. The end of a document that i
 divides the text there: one worker reads up to it, another from it on. Both look for it in the same way.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain, pairwise
@@ -24,11 +23,12 @@ from data_prep.formats import (
     Reading,
     cut_point,
     format_of,
+    is_table,
     parse,
+    read_rows,
     split_long,
 )
 from data_prep.planning import Range, Shard
-from data_prep.rows import is_table, read_rows
 from data_prep.sources import Source
 from data_prep.unpacking import DAMAGED, index_path, open_sought, opened, unpacked
 from foundation.config import ConfigError
@@ -167,9 +167,6 @@ class Reader(AbstractContextManager["Reader"]):
             ConfigError: the file is unreadable or damaged, or not in the format that it appears to have.
         """
         source = part.source
-        if source.on_hub:
-            yield from self._rows(part)
-            return
         try:
             if self._text is None or self._text.source != source or part.start == 0:
                 self._open.close()
@@ -215,26 +212,11 @@ class Reader(AbstractContextManager["Reader"]):
 
     def _rows(self, part: Range) -> Iterator[Chunk]:
         place = 0
-        rows = read_rows(part.source, part.start, part.end, self._reading.text_column)
+        rows = read_rows(part.source.path, part.start, part.end, self._reading.text_column)
         for texts in batches(rows, self._budget, lambda text: len(text or b"")):
             chunk = Chunk(part.source, Format.ROWS, place, tuple(texts))
             yield chunk
             place += chunk.size
-
-
-def text_digest() -> "hashlib.blake2b":
-    """Returns a digest for `hashed`."""
-    return hashlib.blake2b(digest_size=16)
-
-
-def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk]:
-    """Yields the chunks, adding every byte of each, and its source, place and format, to the digest."""
-    for chunk in chunks:
-        digest.update(f"{chunk.format} {chunk.source.key} {chunk.place} {chunk.size} {chunk.cut}\n".encode())
-        for row in chunk.content if isinstance(chunk.content, tuple) else (chunk.content,):
-            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
-            digest.update(row or b"")
-        yield chunk
 
 
 def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
@@ -267,7 +249,7 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
         if taken > 2 * budget * number:
             continue
         with Reader(reading, budget=budget, longest=budget) as reader:
-            chunk = next(reader.chunks(Range(source, 0, 1 if source.on_hub else None)), None)
+            chunk = next(reader.chunks(Range(source)), None)
         if chunk is not None:
             taken += chunk.size
             yield chunk

@@ -1,6 +1,5 @@
 """Runs tasks in this process, in several processes of this machine, or on the ranks of an mpirun."""
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -12,7 +11,6 @@ from typing import Any, TypeVar
 from foundation.command_line import print_warning
 
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
-_GARBAGE = (100_000, 50, 50)  # the collector looks rarely: words and documents are many small objects without cycles
 
 Item = TypeVar("Item")
 
@@ -59,28 +57,22 @@ class Pool:
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
     """Yields a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
-    before = gc.get_threshold()
-    gc.set_threshold(*_GARBAGE)
-    try:
-        if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
-            from mpi4py import MPI
-            from mpi4py.futures import MPICommExecutor
+    if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
 
-            with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-                yield None if executor is None else Pool(MPI.COMM_WORLD.Get_size() - 1, executor)
-        else:
-            pool = Pool(workers)
-            try:
-                yield pool
-            finally:
-                pool.end()
+        with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+            yield None if executor is None else Pool(MPI.COMM_WORLD.Get_size() - 1, executor)
+        return
+    pool = Pool(workers)
+    try:
+        yield pool
     finally:
-        gc.set_threshold(*before)
+        pool.end()
 
 
 def _begin() -> None:
     """Makes this worker end when its parent is killed: it would wait forever, or write into a resumed build."""
-    gc.set_threshold(*_GARBAGE)
 
     def watch() -> None:
         if parent := parent_process():
