@@ -12,15 +12,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from data_prep.building import make_shards
 from data_prep.curation.contamination import Index, make_index
@@ -34,12 +33,9 @@ from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
 from data_prep.reading import sample_chunks, sample_documents
 from data_prep.sentences import (
-    MARKS,
-    PUNKT_NAME,
     PunktModel,
     Sentences,
     find_model,
-    has_model,
     load_model,
     sample_by_content,
 )
@@ -85,23 +81,12 @@ class BuildOptions(Choices, _Places):
     dry_run: bool = False
     """check everything, estimate time and disk space, write nothing"""
 
-    @field_validator("ngram")
-    @classmethod
-    def _sum_to_one(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(chance / sum(chances) for chance in chances)
-
     @field_validator("filter")
     @classmethod
     def _are_filters(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := [name for name in names if name not in FILTERS]:
             raise ValueError(f"got {unknown[0]!r}, {one_of(unknown[0], FILTERS)}")
         return tuple(name for name in FILTERS if name in names)
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        if self.sentences == "line" and self.punkt is not None:
-            raise ValueError(f"punkt: got {self.punkt}, expected none with --sentences line; leave one out")
-        return self
 
 
 def main(options: BuildOptions) -> int:
@@ -159,7 +144,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         earlier = open_plan(options.output)
         tasks = plan_shards(sources, 1e6 * options.shard_mb)
         pool.start(len(tasks))
-        punkt = _punkt(options, sources, earlier, _PUNKT_SAMPLE)
+        punkt = _punkt(options, sources, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt, index)
         if earlier is None:
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
@@ -179,30 +164,14 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         print(f"no document was held out, because the corpus is small; {remedy}")
 
 
-def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None, sample: int) -> PunktModel | None:
-    """Returns the model given, else one that an earlier run trained, else a new one; None if the build needs none.
-
-    If an earlier run was killed while saving its model, some of the files are missing. Training again gives the same
-    model.
-    """
+def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int) -> PunktModel | None:
+    """Returns the model given, else one trained on a sample of the text; None if the build needs none."""
     if options.sentences == "line":
         return None
     if options.punkt is not None:
         return load_model(find_model(options.punkt))
-    if earlier is not None and has_model(options.output / PUNKT_NAME):
-        return load_model(options.output / PUNKT_NAME)
     texts = list(sample_documents(sources, sample, options.reading))
-    if options.sentences == "punkt":
-        _warn_of_marks(texts)
     return PunktModel.trained(sample_by_content(texts, _PUNKT_TRAINED))
-
-
-def _warn_of_marks(texts: Sequence[str]) -> None:
-    """Warns if most sentences of the sample end with marks that Punkt does not know."""
-    unknown = Counter(mark for text in texts for mark in MARKS.findall(text))
-    if unknown.total() > sum(text.count(mark) for text in texts for mark in ".?!"):
-        commonest = " ".join(mark for mark, _ in unknown.most_common(3))
-        print_warning(f"most sentences of a sample end with {commonest}, which Punkt ignores; use --sentences marks")
 
 
 def _plan(
@@ -213,7 +182,8 @@ def _plan(
     index: Index | None,
 ) -> Plan:
     config = BuildConfig(
-        **options.model_dump(include={"sentences", *Choices.model_fields}),
+        **options.model_dump(include={"sentences", *Choices.model_fields} - {"ngram"}),
+        ngram=tuple(chance / sum(options.ngram) for chance in options.ngram),
         tokenizer_sha256=tokenizer.sha256(),
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
         punkt_sha256="" if punkt is None else punkt.sha256(),
@@ -233,7 +203,7 @@ def _estimate(
     Raises:
         ConfigError: the input cannot be read, or there is no text in the sample.
     """
-    punkt = _punkt(options, sources, None, _SAMPLE)
+    punkt = _punkt(options, sources, _SAMPLE)
     config = _plan(options, sources, tokenizer, punkt, index).config
     chunks = list(sample_chunks(sources, _SAMPLE, options.reading))
     sample = sum(chunk.size for chunk in chunks)
@@ -261,14 +231,11 @@ def _estimate(
 
 def _summary(manifest: Manifest) -> str:
     totals, books, documents = manifest.totals, manifest.books, manifest.books.documents
-    kept, reasons = counted(documents.read, "document"), ""
-    if dropped := sum(documents.dropped.values()):
-        kept = f"{documents.read - dropped:,} of {kept} kept"
-        named = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in documents.dropped.items())
-        reasons = f"; {dropped:,} dropped: {', '.join(named)}"
+    dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in documents.dropped.items())
     malformed = f", {counted(books.invalid_utf8, 'malformed character')}" if books.invalid_utf8 else ""
     return (
-        f"{kept} ({documents.held_out:,} held out{reasons}){malformed}, "
+        f"{documents.train + documents.held_out:,} of {counted(documents.read, 'document')} kept "
+        f"({documents.held_out:,} held out; dropped: {dropped or 'none'}){malformed}, "
         f"{totals.word_pieces:,} word pieces, {counted(totals.sequences, 'sequence')} in "
         f"{counted(len(manifest.shards), 'shard')}"
     )

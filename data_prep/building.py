@@ -32,8 +32,7 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     """
     for task in tasks:
         part = task[0].ranges[0]
-        is_first = part.start == 0 and part.end is not None and len(task) == 1
-        if is_first and can_seek(part.source):
+        if part.start == 0 and part.end is not None and len(task) == 1 and can_seek(part.source):
             make_index(part.source, output / WORK_NAME)
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
     with Progress(sum(shard.size for task in tasks for shard in task), "shards") as progress:
@@ -52,8 +51,7 @@ def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: Bu
         for shard, place in zip(*work, strict=True):
             if not _is_sound(load_record(output, shard.name, ShardRecord), output):
                 copies = copies_of(found, *place) if found and place else {}
-                key = shard.ranges[0].key
-                record = build_shard(shard.name, key, reader.shard(shard), copies, config, output)
+                record = build_shard(shard.name, shard.ranges[0].key, reader.shard(shard), copies, config, output)
                 save_record(output, shard.name, record)
                 is_new = True
     return is_new
@@ -77,14 +75,13 @@ def _find_copies(
 
     Returns the copies, and the place of each shard's documents, by its number.
     """
-    folder = output / WORK_NAME
     counts: dict[int, int] = {}
     with Progress(sum(shard.size for task in tasks for shard in task), "hashes") as progress:
-        for task, documents in pool.run(_hash, tasks, config, folder):
+        for task, documents in pool.run(_hash, tasks, config, output / WORK_NAME):
             progress.advance(sum(shard.size for shard in task))
             counts |= documents
     ordered = [counts[number] for number in sorted(counts)]
-    copies = find_duplicates(folder, ordered, pool, config.dedup)
+    copies = find_duplicates(output / WORK_NAME, ordered, pool, config.dedup)
     firsts = accumulate(ordered, initial=0)
     return copies, {number: (first, counts[number]) for number, first in zip(sorted(counts), firsts, strict=False)}
 

@@ -9,6 +9,7 @@ size of a group bounds memory.
 """
 
 import hashlib
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -21,7 +22,6 @@ from typing import Any, Literal
 
 from data_prep.sources import text_suffix
 from data_prep.unpacking import not_text, opened
-from data_prep.wikitext import page_text
 from foundation.config import ConfigError
 
 Boundary = Literal["blank_line", "file"]
@@ -38,6 +38,7 @@ _JSON_OBJECT = re.compile(rb'\{\s*"')
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
 _DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
 _PAGE_START = b"<page>"
+_PAGE_PARTS = re.compile(rb"<ns>(?P<namespace>-?\d+)</ns>|<redirect\b|<text\b[^<>]*>(?P<text>[^<]*)")
 _BATCH = 1 << 22  # bytes of text, and of the file, read at a time
 _ROWS = 64  # per batch
 _LARGEST_GROUP = 1 << 27  # bytes of text, uncompressed
@@ -177,6 +178,21 @@ def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:
         return None
     content, reason = page_text(part[begin:])
     return Document(content, place + begin, reason if is_whole else "unfinished_page", wikitext=True)
+
+
+def page_text(page: bytes) -> tuple[bytes, str | None]:
+    """Returns the wikitext of a `<page>`'s newest revision, and why it is no article; None for an article."""
+    text, reason = b"", None
+    for part in _PAGE_PARTS.finditer(page):
+        if part["namespace"] not in (None, b"0"):
+            reason = "other_namespace"
+        elif part[0] == b"<redirect" and reason is None:
+            reason = "redirect"
+        elif part["text"] is not None:
+            text = part["text"]
+    if b"&" in text:
+        text = html.unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogatepass")
+    return text.strip(), reason
 
 
 def _json_document(line: bytes, place: int, column: str) -> Document | None:

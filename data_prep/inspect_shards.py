@@ -6,6 +6,7 @@ python data_prep/inspect_shards.py data/wikibooks --verify --show 3
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -45,29 +46,31 @@ class InspectOptions(StrictConfig):
 def main(options: InspectOptions) -> int:
     """Prints the statistics of a shard folder and of its held-out part; returns 1 if a check fails, else 0."""
     with start_pool(options.workers if options.verify else 1) as pool:
-        return _inspect_all(options, pool) if pool else 0
-
-
-def _inspect_all(options: InspectOptions, pool: Pool) -> int:
-    held_out = options.folder / HELD_OUT_NAME
-    folders = (options.folder, *([held_out] if (held_out / MANIFEST_NAME).is_file() else []))
-    manifests = {folder: load_manifest(folder) for folder in folders}
-    pool.start(max(len(manifest.shards) for manifest in manifests.values()))
-    problems: list[str] = []
-    for folder, manifest in manifests.items():
-        _print_manifest(folder, manifest)
-        found = verify(folder, manifest, pool) if options.verify else tokenizer_problems(folder, manifest)
-        if options.show and not found:
-            _show(folder, manifest, options.show)
-        problems += found
-    for problem in problems[:_SHOWN]:
-        print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
-    if len(problems) > _SHOWN:
-        print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
-    if options.verify:
-        repair = "rerun build_shards.py with its options, which repairs the folder"
-        print(f"\n{counted(len(problems), 'problem')}: {repair}" if problems else "\nverified: no problem found")
-    return 1 if problems else 0
+        if pool is None:
+            return 0
+        held_out = options.folder / HELD_OUT_NAME
+        folders = (options.folder, *([held_out] if (held_out / MANIFEST_NAME).is_file() else []))
+        manifests = {folder: load_manifest(folder) for folder in folders}
+        pool.start(max(len(manifest.shards) for manifest in manifests.values()))
+        problems: list[str] = []
+        for folder, manifest in manifests.items():
+            _print_manifest(folder, manifest)
+            if options.verify:
+                found = verify(folder, manifest, pool)
+            else:
+                sizes = (file_problems(folder, shard, checksums=False) for shard in manifest.shards)
+                found = [*tokenizer_problems(folder, manifest), *chain.from_iterable(sizes)]
+            if options.show and not found:
+                _show(folder, manifest, options.show)
+            problems += found
+        for problem in problems[:_SHOWN]:
+            print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
+        if len(problems) > _SHOWN:
+            print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
+        if options.verify:
+            repair = "rerun build_shards.py with its options, which repairs the folder"
+            print(f"\n{counted(len(problems), 'problem')}: {repair}" if problems else "\nverified: no problem found")
+        return 1 if problems else 0
 
 
 def verify(folder: Path, manifest: Manifest, pool: Pool) -> list[str]:
@@ -181,9 +184,10 @@ def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
 
 def _print_manifest(folder: Path, manifest: Manifest) -> None:
     totals, books = manifest.totals, manifest.books
-    size = sum(shard.size for shard in manifest.shards)
-    shards = counted(len(manifest.shards), "shard")
-    print(f"{printable(str(folder))}: {counted(totals.sequences, 'sequence')} in {shards}, {size / 1e6:,.1f} MB")
+    print(
+        f"{printable(str(folder))}: {counted(totals.sequences, 'sequence')} in "
+        f"{counted(len(manifest.shards), 'shard')}, {sum(shard.size for shard in manifest.shards) / 1e6:,.1f} MB"
+    )
     ledgers = {"documents": books.documents, "characters": books.characters, "word pieces": books.word_pieces}
     for name, ledger in ledgers.items():
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in ledger.dropped.items() if count) or "none"

@@ -6,7 +6,7 @@ divides the text there: one worker reads up to it, another from it on. Both look
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from itertools import chain, pairwise
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -58,24 +58,13 @@ class Chunk(NamedTuple):
         return len(self.content) if isinstance(self.content, bytes) else sum(len(row or b"") for row in self.content)
 
     def documents(self, reading: Reading) -> Iterator[Document]:
-        """Yields the documents in order.
-
-        Raises:
-            ConfigError: a record is too large.
-        """
+        """Yields the documents in order."""
         if isinstance(self.content, tuple):
             place = self.place
             for row in self.content:
                 yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
                 place += len(row or b"")
             return
-        if self.format in RECORD_FORMATS and len(self.content) > LONGEST_RECORD:
-            ends = [0, *(end.end() for end in END_OF_DOCUMENT[self.format].finditer(self.content)), len(self.content)]
-            if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
-                raise ConfigError(
-                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MiB, too large for a "
-                    f"worker's memory; check that it is really {self.format}, and split or remove the record"
-                )
         yield from parse(self.format, self.content, self.place, reading)
 
 
@@ -88,7 +77,7 @@ class _Text:
         self.source, self._stream = source, stream
         self.format = format_of(source.path, beginning, reading.boundary)
         self._end = END_OF_DOCUMENT[self.format]
-        self._longest = LONGEST_RECORD + 1 if self.format in RECORD_FORMATS else longest
+        self._longest = LONGEST_RECORD if self.format in RECORD_FORMATS else longest
         self._held, self._place = bytearray(held), place
         self.is_over = False
 
@@ -114,6 +103,9 @@ class _Text:
         """Returns the end of the first document end that begins at `place` or later; whether the cut there is forced.
 
         It is forced if the document runs on for too long. The end of the file ends the last document.
+
+        Raises:
+            ConfigError: a record runs on for too long.
         """
         searched = 0
         while True:
@@ -129,7 +121,10 @@ class _Text:
             if self.is_over and len(self._held) < limit:
                 return self.end, False
             if is_enough and self.format in RECORD_FORMATS:
-                return self._place + int(limit), False  # refused when its documents are read
+                raise ConfigError(
+                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MiB, too large for a "
+                    f"worker's memory; check that it is really {self.format}, and split or remove the record"
+                )
             if is_enough:
                 return int(place) + cut_point(bytes(self._held[int(at) : int(limit)])), True
             searched = len(self._held)

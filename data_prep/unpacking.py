@@ -12,8 +12,8 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -196,16 +196,15 @@ def _write_index(path: Path, threads: int, index: Path) -> None:
     temporary.replace(index)
 
 
-@contextmanager
-def open_sought(source: Source, folder: Path) -> Iterator[Any]:
+def open_sought(source: Source, folder: Path) -> Any:
     """Opens a compressed file by its index in the folder, so that it can be read from any place."""
     index = index_path(source, folder)
-    with _opened(source.path, 1) as file:
-        if _packing_at(source.path) == "bzip2":
-            file.set_block_offsets(dict(json.loads(index.read_text())))
-        else:
-            file.import_index(str(index))
-        yield file
+    file = _opened(source.path, 1)
+    if _packing_at(source.path) == "bzip2":
+        file.set_block_offsets(dict(json.loads(index.read_text())))
+    else:
+        file.import_index(str(index))
+    return file
 
 
 def index_path(source: Source, folder: Path) -> Path:

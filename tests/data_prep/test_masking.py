@@ -7,7 +7,6 @@ import pytest
 from scipy.stats import chi2
 
 from data_prep import masking
-from data_prep.inspection import run_lengths
 from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, mask_size
 from data_prep.sequences import TokenStream, build_sequences
 
@@ -171,6 +170,12 @@ def test_a_simulated_mask_is_k_maskable_tokens():
         masked = simulated_mask(MASKABLE, STARTS & MASKABLE, 12, (0.8, 0.1, 0.1), np.random.default_rng(seed))
         assert masked.sum() == mask_size(12)
         assert not (masked & ~MASKABLE).any()
+
+
+def run_lengths(masked):
+    """The lengths of the unbroken runs of masked positions."""
+    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
+    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
 
 
 def test_the_simulation_and_the_masker_have_the_same_run_lengths():
