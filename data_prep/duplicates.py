@@ -157,7 +157,7 @@ def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedu
 
 def copies_of(copies: Pairs, first: int, count: int) -> dict[int, str]:
     """Returns the reason for each duplicate among `count` documents of the corpus, by its place among them."""
-    runs = range(bisect(copies.bounds, first) - 1, bisect_left(copies.bounds, first + count))
+    runs = range(max(0, bisect(copies.bounds, first) - 1), bisect_left(copies.bounds, first + count))
     found = copies.read(runs)
     found = found[(first <= found[:, 0]) & (found[:, 0] < first + count)]
     return {document - first: REASONS[reason] for document, reason in found.tolist()}

@@ -165,9 +165,7 @@ def can_seek(source: Source) -> bool:
     is_installed = find_spec("rapidgzip") is not None
     if not is_installed:
         name = printable(source.name)
-        print_warning(
-            f"{name}: one worker reads it from its beginning; several can after pip install 'electra-sampler[packed]'"
-        )
+        print_warning(f"{name}: one worker reads it; several can after pip install 'electra-sampler[packed]'")
     return is_installed
 
 
