@@ -67,7 +67,7 @@ def passes(cell: CellResult, study: Study) -> bool:
     return learned and share is not None and share < study.gates.loss_over_entropy
 
 
-class Measured:
+class CellMeasure:
     """One measure of the cells that have it."""
 
     def __init__(self, cells: Cells, measure: str, study: Study) -> None:

@@ -1,4 +1,4 @@
-"""Claims about the fast Punkt scan: its results are those of NLTK."""
+"""Claims about the fast Punkt scan: its results equal NLTK's."""
 
 import random
 import re

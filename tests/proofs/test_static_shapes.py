@@ -2,7 +2,7 @@
 to it, and under deterministic algorithms no operation is refused on a GPU. So a CUDA graph can replay it. The heads
 of fine-tuning are no exception.
 
-Computed on the meta device, whose tensors have no values: whatever needs one raises an error.
+Computed on the meta device, whose tensors have no values: an operation that needs one raises an error.
 """
 
 import runpy

@@ -47,7 +47,7 @@ def texts(*given):
         ("rows.tsv:text", ['#2 one "quoted', "#3 three"]),
         ("rows.tsv:other text,text", ['#2 one "quoted', "#2 two", "#3 three", "#4 four"]),
         ("bare.tsv:3", ["#1 one", "#2 two"]),
-        ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number, whatever the labels in the first line
+        ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number counts columns, even if the first line has labels
         ("bare.tsv", ["#1 a", "#1 1", "#1 one", "#2 b", "#2 0", "#2 two"]),
         ("lines.jsonl:a", ["#1 one", "#1 three"]),
         ("lines.jsonl", ["#1 one", "#1 two", "#1 three", "#3 five"]),

@@ -1,6 +1,6 @@
 """finetune/glue/files.py: GLUE's files are read as published, and mistakes in them are named by line.
 
-A few malformed rows are skipped and counted; examples from the hub equal those of the files.
+A few malformed rows are skipped and counted; examples from the hub equal the examples from files.
 """
 
 import json

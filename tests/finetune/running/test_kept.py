@@ -26,7 +26,7 @@ with_every_transformers = pytest.mark.parametrize("python", PYTHONS, ids=["this"
 
 Elsewhere = Callable[[str, str, Path, list], list]
 IN_FP32 = {"deepspeed_config": FP32}
-"""Exact to the last digits, whatever the machine computes fastest."""
+"""Exact to the last digits on every machine."""
 
 CLASSIFIES = """
 from transformers import pipeline

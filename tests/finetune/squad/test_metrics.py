@@ -1,4 +1,4 @@
-"""finetune/squad/metrics.py: the scores are exactly those of the official script."""
+"""finetune/squad/metrics.py: the scores equal the official script's exactly."""
 
 import json
 from pathlib import Path

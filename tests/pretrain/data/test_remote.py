@@ -148,7 +148,7 @@ def test_a_full_permutation_of_remote_shards_equals_that_of_local_ones_and_must_
 def test_a_cache_whose_server_is_gone_holds_up_no_other_cache(
     many: Path, server: RangeServer, cache: ShardCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its retries hold the lock of the folder that it was opened with, whatever `XDG_CACHE_HOME` says later."""
+    """Its retries hold the lock of the folder that it was opened with, even if `XDG_CACHE_HOME` changes."""
     with serving(many, delay=0.0) as gone:
         stuck = remote.Copy(remote_folder(gone.url), load_manifest(many).shards[0])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""Claims about checkpoints: each is complete or does not count, whatever happens to the process or the disk."""
+"""Claims about checkpoints: each is complete or does not count, though processes are killed and disks fail."""
 
 import json
 import os

@@ -24,7 +24,7 @@ from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY, new_model
 
 SQUARE = SMALL_MODEL.model_copy(update={"embedding_size": 16})
 EXCHANGED = torch.tensor([1, 0, *range(2, VOCABULARY)])
-"""New ids: those of [PAD] and [UNK] are exchanged."""
+"""New ids: [PAD] and [UNK] exchange theirs."""
 
 
 def square_model(objective: str, model: ModelConfig = SQUARE) -> Any:

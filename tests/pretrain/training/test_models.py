@@ -146,7 +146,7 @@ def test_a_masked_language_models_run_starts_another_with_bitwise_all_its_weight
 
 
 def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, EngineState]:
-    """The state that a run keeps at its start, and that of the checkpoint it is from."""
+    """The state that a run keeps at its start, and the state of the checkpoint it is from."""
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
     plan = make_plan(RunOptions.from_values(values | {"keep_optimizer": True}))
     state = initial_state(plan.description)[1]
