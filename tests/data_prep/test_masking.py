@@ -224,7 +224,7 @@ class Corpus:
         every = np.cumsum(np.ceil(random.lognormal(1.5, 1.2, len(sentence_ends))).astype(int))
         document_ends = np.append(sentence_ends[every[every < len(sentence_ends)] - 1], word_ends[-1])
         stream = TokenStream(ids, piece == 0, sentence_ends, np.unique(document_ends))
-        self.ids, self.lengths = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
+        self.ids, self.lengths = build_sequences(stream, self.seq_length, "documents", 0, 1, random)
         self.text_T = ~self.special[self.ids]
         self.sequence_T = np.repeat(np.arange(len(self.lengths)), self.lengths)[self.text_T]
         self.place_T = (np.arange(len(self.ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths))[
