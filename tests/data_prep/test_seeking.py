@@ -11,8 +11,8 @@ import pytest
 from data_prep.formats import Reading
 from data_prep.planning import plan_shards
 from data_prep.reading import Reader
-from data_prep.seeking import make_index
 from data_prep.sources import find_sources
+from data_prep.unpacking import make_index
 from foundation.config import ConfigError
 
 from .packers import bgzf

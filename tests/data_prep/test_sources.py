@@ -53,12 +53,6 @@ def test_a_broken_link_is_an_error_and_not_skipped(tmp_path):
         find_sources([tmp_path])
 
 
-def test_a_dataset_on_the_hub_is_named_by_its_prefix():
-    [source] = find_sources([Path("hub:wikimedia/wikipedia:20231101.en")])
-    assert source.on_hub
-    assert source.key == "0/hub:wikimedia/wikipedia:20231101.en"
-
-
 def test_a_source_records_its_input(tmp_path):
     for name in ("wiki", "books"):
         (tmp_path / name).mkdir()
