@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from importlib.metadata import version
@@ -33,9 +34,12 @@ from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
 from data_prep.reading import sample_chunks, sample_documents
 from data_prep.sentences import (
+    MARKS,
+    PUNKT_NAME,
     PunktModel,
     Sentences,
     find_model,
+    has_model,
     load_model,
     sample_by_content,
 )
@@ -58,7 +62,7 @@ class _Places(StrictConfig):
     """The options for input and output folders, which come first in `--help`."""
 
     input: Annotated[tuple[Path, ...], Group("input and output")] = (RAW,)
-    """files, folders, quoted globs"""
+    """files, folders, quoted globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
     output: Path = SHARDS
     """shard folder to make"""
     vocab: str = str(VOCAB)
@@ -144,7 +148,7 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         earlier = open_plan(options.output)
         tasks = plan_shards(sources, 1e6 * options.shard_mb)
         pool.start(len(tasks))
-        punkt = _punkt(options, sources, _PUNKT_SAMPLE)
+        punkt = _punkt(options, sources, _PUNKT_SAMPLE, keep=earlier is not None)
         plan = _plan(options, sources, tokenizer, punkt, index)
         if earlier is None:
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
@@ -164,14 +168,29 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         print(f"no document was held out, because the corpus is small; {remedy}")
 
 
-def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int) -> PunktModel | None:
-    """Returns the model given, else one trained on a sample of the text; None if the build needs none."""
+def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int, *, keep: bool = False) -> PunktModel | None:
+    """Returns the model given, else one trained on a sample of the text; None if the build needs none.
+
+    With `keep`, a model that an earlier run of the build has saved is not trained again.
+    """
     if options.sentences == "line":
         return None
     if options.punkt is not None:
         return load_model(find_model(options.punkt))
+    if keep and has_model(options.output / PUNKT_NAME):
+        return load_model(options.output / PUNKT_NAME)
     texts = list(sample_documents(sources, sample, options.reading))
+    if options.sentences == "punkt":
+        _warn_of_marks(texts)
     return PunktModel.trained(sample_by_content(texts, _PUNKT_TRAINED))
+
+
+def _warn_of_marks(texts: Sequence[str]) -> None:
+    """Warns if most sentences of the sample end with marks that Punkt does not know."""
+    unknown = Counter(mark for text in texts for mark in MARKS.findall(text))
+    if unknown.total() > sum(text.count(mark) for text in texts for mark in ".?!"):
+        commonest = " ".join(mark for mark, _ in unknown.most_common(3))
+        print_warning(f"most sentences of a sample end with {commonest}, which Punkt ignores; use --sentences marks")
 
 
 def _plan(

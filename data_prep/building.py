@@ -1,22 +1,24 @@
 """Runs a build: sends the planned shards through the pool. A worker writes whole shards, each with its record.
 
-Resuming a build, or repeating a complete one, runs the same code with less to do: the files of every shard are compared
-with its record, and only missing or damaged shards are built.
+Resuming a build, or repeating a complete one, runs the same code with less to do: the text of every shard and its files
+are compared with its record, and only missing or damaged shards are built.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard
+from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard, keys_path
 from data_prep.manifest import WORK_NAME, BuildConfig
 from data_prep.output import SIDES, ShardRecord, folder_of, load_record, save_record
-from data_prep.pipeline import build_shard
-from data_prep.planning import Task
-from data_prep.reading import Reader
+from data_prep.pipeline import build_shard, copies_digest
+from data_prep.planning import Shard, Task
+from data_prep.reading import Reader, hashed, text_digest
 from data_prep.shards import file_problems
 from data_prep.unpacking import can_seek, make_index
 from data_prep.workers import Pool
+from foundation.config import ConfigError
 from foundation.progress import Progress
 
 Place = tuple[int, int]
@@ -27,7 +29,7 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     """Builds every shard that is missing or damaged according to its record.
 
     Raises:
-        ConfigError: the input cannot be read.
+        ConfigError: the input cannot be read, or differs from the text that a shard was built from.
         OSError: writing to the disk fails.
     """
     for task in tasks:
@@ -49,18 +51,36 @@ def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: Bu
     is_new = False
     with Reader(config.reading, output / WORK_NAME) as reader:
         for shard, place in zip(*work, strict=True):
-            if not _is_sound(load_record(output, shard.name, ShardRecord), output):
-                copies = copies_of(found, *place) if found and place else {}
-                record = build_shard(shard.name, shard.ranges[0].key, reader.shard(shard), copies, config, output)
-                save_record(output, shard.name, record)
-                is_new = True
+            copies = copies_of(found, *place) if found and place else {}
+            record = load_record(output, shard.name, ShardRecord)
+            if record is not None and _is_sound(record, output):
+                digest = text_digest()
+                deque(hashed(reader.shard(shard), digest), 0)
+                if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
+                    raise ConfigError(
+                        f"input: the text of {_names(shard)} has changed since {output} was built from it; restore the "
+                        "old text, or choose another --output"
+                    )
+                continue
+            record = build_shard(shard.name, shard.ranges[0].key, reader.shard(shard), copies, config, output)
+            keys = keys_path(output / WORK_NAME, shard.number)
+            if place and not keys.read_bytes().endswith(record.text.encode()):
+                keys.unlink()
+                raise ConfigError(
+                    f"input: the text of {_names(shard)} changed during the build, which reads it twice to find "
+                    "copies; leave it unchanged and run the same command again"
+                )
+            save_record(output, shard.name, record)
+            is_new = True
     return is_new
 
 
-def _is_sound(record: ShardRecord | None, output: Path) -> bool:
-    """True if there is a record of a shard and all its files match it; else prints what differs."""
-    if record is None:
-        return False
+def _names(shard: Shard) -> str:
+    return ", ".join(sorted({str(part.source.path) for part in shard.ranges})[:3])
+
+
+def _is_sound(record: ShardRecord, output: Path) -> bool:
+    """True if all files of a shard match its record; else prints what differs."""
     entries = ((folder_of(output, side), record.entry(side)) for side in SIDES)
     problems = [problem for folder, entry in entries if entry for problem in file_problems(folder, entry)]
     if problems:

@@ -29,26 +29,27 @@ from data_prep.formats import Reading
 from data_prep.manifest import Dedup
 from data_prep.minhash import BANDS, document_keys
 from data_prep.planning import Shard
-from data_prep.reading import Chunk, Reader
+from data_prep.reading import Chunk, Reader, hashed, text_digest
 from data_prep.workers import Pool
 from foundation.files import NewFile
 
 REASONS = ("duplicate", "near_duplicate")
 _KEYS = {"exact": 1, "near": 1 + BANDS}  # per document
 _AT_ONCE = 1 << 23  # keys; sorting takes about 90 bytes each
+_DIGEST = 32  # bytes at the end of a file of keys: the digest of the shard's text
 _UNUSED = bytes(8)  # key of a document that is dropped anyway and never counts as a copy
 
 
 def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, dedup: Dedup) -> int:
     """Writes the keys of a shard's documents, in order, unless an earlier run did; returns the number of documents."""
-    path = _keys_path(folder, shard.number)
+    path = keys_path(folder, shard.number)
     if not path.is_file():
-        file = NewFile(path)
-        file.write(b"")  # a file even without a document
-        for keys in _keys(reader.shard(shard), reading, dedup):
+        file, digest = NewFile(path), text_digest()
+        for keys in _keys(hashed(reader.shard(shard), digest), reading, dedup):
             file.write(keys)
+        file.write(digest.hexdigest().encode())
         file.close()
-    return path.stat().st_size // (8 * _KEYS[dedup])
+    return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
 
 
 def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[bytes]:
@@ -60,7 +61,7 @@ def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[b
         yield document.digest if document.content and document.reason is None else _UNUSED
 
 
-def _keys_path(folder: Path, shard: int) -> Path:
+def keys_path(folder: Path, shard: int) -> Path:
     """The file of the keys of a shard's documents."""
     return folder / f"keys-{shard:05d}.bin"
 
@@ -174,7 +175,7 @@ def _sort_run(run: _Run, found: _Found) -> int:
     row = 8 * run.keys
     keys = np.concatenate(
         [
-            np.fromfile(_keys_path(found.texts.folder, shard), np.uint64, count * run.keys, offset=first * row)
+            np.fromfile(keys_path(found.texts.folder, shard), np.uint64, count * run.keys, offset=first * row)
             for shard, first, count in run.parts
         ]
     ).reshape(-1, run.keys)

@@ -258,15 +258,23 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
         for group in range(file.num_row_groups)[start:end]:
             _require_small(path, file.metadata.row_group(group), column)
             for batch in file.iter_batches(_ROWS, [group], [column]):
-                for value in batch.column(0):
-                    text = value.as_py()
-                    row = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+                for value in _as_bytes(batch.column(0)):
+                    row = value.as_py()
                     if row is not None and len(row) > LONGEST_RECORD:
                         raise ConfigError(
                             f"input: {path} has a text of {len(row) >> 20:,} MiB, expected at most "
                             f"{LONGEST_RECORD >> 20} MiB: too large for a worker's memory; split or remove it"
                         )
                     yield row
+
+
+def _as_bytes(column: Any) -> Any:
+    """Returns a column of text as bytes: malformed UTF-8 is counted when it is cleaned."""
+    import pyarrow
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return column.cast(pyarrow.large_binary())
+    return pyarrow.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pyarrow.large_binary()))
 
 
 def _require_small(path: Path, group: Any, column: str) -> None:

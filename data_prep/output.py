@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from data_prep.curation.contamination import Index
 from data_prep.manifest import (
@@ -60,8 +60,10 @@ class Contaminated(StrictRecord):
 class ShardRecord(StrictRecord):
     """The outcome of building one shard; `train` or `held_out` is None if that side received no text."""
 
-    model_config = ConfigDict(extra="ignore")  # earlier builds kept digests of the text
-
+    text: str
+    """Digest of the text."""
+    duplicates: str
+    """Digest of the indices of the documents that are copies of others in the corpus."""
     books: Books
     train: ShardEntry | None
     held_out: ShardEntry | None

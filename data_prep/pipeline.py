@@ -22,7 +22,7 @@ from data_prep.formats import Document
 from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
 from data_prep.masking import Masker
 from data_prep.output import HELD_OUT, SIDES, TRAIN, Contaminated, ShardRecord, folder_of
-from data_prep.reading import Chunk, batches
+from data_prep.reading import Chunk, batches, hashed, text_digest
 from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter
@@ -65,14 +65,26 @@ def build_shard(
     sides = {
         side: Side(f"{config.seed}\n{key}\n{side}", config, tokenizer, folder_of(output, side), name) for side in SIDES
     }
-    intake = Intake(chunks, copies, config, curator)
+    digest = text_digest()
+    intake = Intake(hashed(chunks, digest), copies, config, curator)
     for texts in batches(intake.kept(), _AT_ONCE, lambda text: len(text.cleaned.text) + _WEIGHT):
         tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
         for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
             if side := intake.side_of(document, len(ids)):
                 sides[side].add(ids, sentence_lengths)
     entries = {name: side.finish() for name, side in sides.items()}
-    return ShardRecord(books=intake.books(entries), contaminated=tuple(intake.contaminated), **entries)
+    return ShardRecord(
+        text=digest.hexdigest(),
+        duplicates=copies_digest(copies),
+        books=intake.books(entries),
+        contaminated=tuple(intake.contaminated),
+        **entries,
+    )
+
+
+def copies_digest(copies: Mapping[int, str]) -> str:
+    """Returns a digest of the places of a shard's copies, and of the reasons to drop them."""
+    return hashlib.blake2b(str(sorted(copies.items())).encode(), digest_size=8).hexdigest()
 
 
 class Intake:

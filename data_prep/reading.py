@@ -4,6 +4,7 @@ A document belongs to the range in which it begins. The end of a document that i
 divides the text there: one worker reads up to it, another from it on. Both look for it in the same way.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
@@ -212,6 +213,21 @@ class Reader(AbstractContextManager["Reader"]):
             chunk = Chunk(part.source, Format.ROWS, place, tuple(texts))
             yield chunk
             place += chunk.size
+
+
+def text_digest() -> "hashlib.blake2b":
+    """Returns an empty digest for `hashed`."""
+    return hashlib.blake2b(digest_size=16)
+
+
+def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk]:
+    """Yields the chunks, adding every byte of each, and its source, place and format, to the digest."""
+    for chunk in chunks:
+        digest.update(f"{chunk.format} {chunk.source.key} {chunk.place} {chunk.size} {chunk.cut}\n".encode())
+        for row in chunk.content if isinstance(chunk.content, tuple) else (chunk.content,):
+            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+            digest.update(row or b"")
+        yield chunk
 
 
 def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -27,9 +27,9 @@ from foundation.files import write_if_other
 Sentences = Literal["punkt", "marks", "line"]
 PUNKT_NAME = "punkt"  # name of the model's folder inside a shard folder
 
-_MARKS = regex.compile(r"(?V1)[\p{Sentence_Break=STerm}--?!]")
+MARKS = regex.compile(r"(?V1)[\p{Sentence_Break=STerm}--?!]")
 """Marks that always end a sentence, such as 。, ؟, ۔, ।, ። and full-width ？; not the marks that Punkt decides."""
-_AFTER_MARKS = regex.compile(rf"({_MARKS.pattern}[\p{{Sentence_Break=STerm}}\p{{Close_Punctuation}}\p{{Pf}}\"']*)\s*")
+_AFTER_MARKS = regex.compile(rf"({MARKS.pattern}[\p{{Sentence_Break=STerm}}\p{{Close_Punctuation}}\p{{Pf}}\"']*)\s*")
 
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
 
@@ -170,9 +170,14 @@ def find_model(path: Path) -> Path:
         ConfigError: there is no model in any of these places.
     """
     for folder in (path, path / "english", path / "tokenizers" / "punkt_tab" / "english"):
-        if all((folder / name).is_file() for name in _FILES):
+        if has_model(folder):
             return folder
     raise ConfigError(f"punkt: {path} holds no Punkt model; give a folder with {', '.join(_FILES)}")
+
+
+def has_model(folder: Path) -> bool:
+    """True if a folder has all files of a Punkt model."""
+    return all((folder / name).is_file() for name in _FILES)
 
 
 def sample_by_content(texts: Sequence[str], size: int) -> list[str]:

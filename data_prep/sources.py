@@ -1,4 +1,4 @@
-"""Finds the input files: expands files, folders and globs."""
+"""Finds the input files: expands files, folders, globs and names of datasets on the Hugging Face hub."""
 
 import os
 import re
@@ -10,6 +10,8 @@ from pathlib import Path
 from foundation.config import ConfigError
 from foundation.files import require_file_or_folder
 
+HUB = "hub:"
+"""Beginning of a dataset's name: `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.
 _TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
@@ -36,8 +38,11 @@ class Source:
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
     """Returns the files that the inputs name: files, folders (recursively, no hidden files), globs; in a fixed order.
 
+    Files of the hub are downloaded once, into the cache of `datasets`.
+
     Raises:
-        ConfigError: there is no text, a file's suffix is not a known text format, or a path is a pipe or device.
+        ConfigError: the hub cannot be reached, there is no text, a file's suffix is not a known text format, or a path
+            is a pipe or device.
     """
     sources = [source for number, given in enumerate(inputs) for source in _sources_of(number, given)]
     if not any(source.size for source in sources):
@@ -61,6 +66,9 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
 def _files_of(given: Path) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the input, path) for every file that an input names."""
     found: Iterator[Path]
+    if str(given).startswith(HUB):
+        yield from _hub_files(str(given))
+        return
     if given.is_dir():
         root, found = given, _walk(given)
     elif given.exists():
@@ -78,6 +86,24 @@ def _files_of(given: Path) -> Iterator[tuple[str, str]]:
                 "quoted glob"
             )
         yield relative.as_posix(), str(path)
+
+
+def _hub_files(given: str) -> Iterator[tuple[str, str]]:
+    """Yields (address, path in the cache) for every file of a dataset's train split."""
+    import datasets
+
+    given_name, _, revision = given.removeprefix(HUB).partition("@")
+    name, _, configuration = given_name.partition(":")
+    try:
+        builder = datasets.load_dataset_builder(name, configuration or None, revision=revision or None)
+        addresses = list((builder.config.data_files or {})["train"])
+        yield from zip(addresses, datasets.DownloadManager(dataset_name=name).download(addresses), strict=True)
+    except Exception as error:  # the network, the hub and the library raise a dozen types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"input: {given} cannot be downloaded from the hub ({reason}); check the name and the network, or download "
+            "the files and give their folder"
+        ) from None
 
 
 def _matches(given: Path) -> tuple[Path, Iterator[Path]]:

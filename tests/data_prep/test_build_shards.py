@@ -148,6 +148,29 @@ def half_built(options, killed, tmp_path):
     return folder, again(options, shutil.copytree(killed, tmp_path / "out"), input=(folder,))
 
 
+def with_other_text(path):
+    """Replaces the text by another of the same size and keeps the modification time, as `cp -p` would."""
+    status, text = path.stat(), path.read_bytes()
+    path.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
+    folder, case = half_built
+    with_other_text(folder / "part-0.txt")
+    with pytest.raises(ConfigError, match=r"text of .*part-0\.txt has changed since .* was built from it"):
+        main(case)
+
+
+def test_a_finished_build_of_other_text_does_not_count_as_finished(options, built, tmp_path):
+    folder = shutil.copytree(options.input[0], tmp_path / "corpus")
+    output = shutil.copytree(built, tmp_path / "out")
+    with_other_text(folder / "part-6.txt")
+    with pytest.raises(ConfigError, match=r"text of .*part-6\.txt has changed since .* was built from it"):
+        main(again(options, output, input=(folder,)))
+    assert contents_of_shards(output) == contents_of_shards(built)
+
+
 def test_input_that_was_only_touched_or_restored_resumes_to_the_same_bytes(half_built, built):
     folder, case = half_built
     for path in folder.iterdir():

@@ -15,14 +15,16 @@ import pytest
 from pyarrow import parquet
 
 from data_prep.build_shards import BuildOptions, main
+from data_prep.building import _find_copies as find_copies
 from data_prep.manifest import load_manifest
 from data_prep.output import save_record
 from data_prep.pipeline import build_shard
+from foundation.config import ConfigError
 from tests.data_prep.conftest import contents
 
 from .conftest import REPOSITORY, command_of, finished_shards
 from .packers import IN_BLOCKS
-from .test_build_shards import MPIRUN, needs_mpirun, processes_below
+from .test_build_shards import MPIRUN, needs_mpirun, processes_below, with_other_text
 
 
 @pytest.fixture
@@ -54,6 +56,47 @@ def test_a_lost_record_costs_only_its_shard(case, monkeypatch, damage):
     assert main(case) == 0
     assert names == ["shard-00003"]
     assert contents(case.output) == before
+
+
+def test_changed_duplicates_are_noticed_even_if_their_chunk_is_unchanged(options, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("Kalo mi ne.\n\nRu so ta.")
+    (folder / "b.txt").write_text("Kalo mi ne.\n\nVu lo.")
+    changes = {"input": (folder,), "output": tmp_path / "out", "dedup": "exact", "held_out": 0.0, "shard_mb": 2e-5}
+    case = BuildOptions(**(options.model_dump() | changes))
+    assert main(case) == 0
+    assert load_manifest(case.output).books.documents.dropped == {"duplicate": 1}
+    assert main(case) == 0
+    (folder / "a.txt").write_text("Kalo mi lo.\n\nRu so ta.")
+    with pytest.raises(ConfigError, match=r"text of .* has changed since .* was built from it"):
+        main(case)
+
+
+def edit_between_passes(monkeypatch, edit):
+    def find_and_edit(*arguments):
+        found = find_copies(*arguments)
+        edit()
+        return found
+
+    monkeypatch.setattr("data_prep.building._find_copies", find_and_edit)
+
+
+CHANGED = r"text of .*in\.txt.* changed during the build.*leave it unchanged and run the same command again"
+
+
+@pytest.mark.parametrize("dedup", ["exact", "near"])
+def test_text_edited_between_the_passes_is_refused_by_name_even_at_the_same_size_and_time(case, monkeypatch, dedup):
+    case = case.model_copy(update={"dedup": dedup})
+    edit_between_passes(monkeypatch, lambda: with_other_text(case.input[0]))
+    with pytest.raises(ConfigError, match=CHANGED):
+        main(case)
+    assert not (case.output / "manifest.json").exists()
+    monkeypatch.undo()
+    assert main(case) == 0
+    again = case.model_copy(update={"output": case.output.with_name("again")})
+    assert main(again) == 0
+    assert contents(case.output) == contents(again.output)
 
 
 def test_a_manifest_lists_nothing_twice(built):

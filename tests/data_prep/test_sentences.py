@@ -133,6 +133,15 @@ def test_marks_change_nothing_where_punkt_knows_all_of_them(english):
     assert split_sentences(TEXT, punkt, marks=True) == split_sentences(TEXT, punkt)
 
 
+def test_a_build_warns_if_most_sentences_end_with_marks_that_punkt_ignores(options, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("我们走。他们来了？好。 3.5\n" * 20, encoding="utf-8")
+    build = options.model_copy(update={"input": (tmp_path / "text.txt",), "dry_run": True})
+    assert main(build) == 0
+    assert "end with 。 ？, which Punkt ignores; use --sentences marks" in capsys.readouterr().out
+    assert main(build.model_copy(update={"sentences": "marks"})) == 0
+    assert "Punkt" not in capsys.readouterr().out
+
+
 def test_a_build_with_one_sentence_per_line_needs_no_punkt_model(options, built, tmp_path):
     output = tmp_path / "lines"
     assert main(options.model_copy(update={"output": output, "sentences": "line"})) == 0
