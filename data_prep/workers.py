@@ -56,7 +56,10 @@ class Pool:
 
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
-    """Yields a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
+    """Yields a pool: MPI's ranks under mpirun, else `workers` processes.
+
+    On a worker's rank it yields None, once the pool is closed.
+    """
     if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor

@@ -113,11 +113,11 @@ class FinetuneOptions(StrictConfig):
         given = [(name, value) for name, value in self if name in known and value is not None]
         given += [parse_override(one) or (one, None) for one in self.set if one not in self.of_deepspeed]
         names = [name for name, _ in given]
-        if wrong := [name for name in names if name not in known or names.count(name) > 1]:
-            raise ConfigError(
-                f"--set: got {shown(wrong[0])}, expected KEY=VALUE with a KEY from --list_settings, each given only"
-                f" once, by --set or by its own option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
-            )
+        if unknown := [name for name in names if name not in known]:
+            key, meant = shown(unknown[0]), did_you_mean(unknown[0], known)
+            raise ConfigError(f"--set: got {key}, expected KEY=VALUE with a KEY from --list_settings{meant}")
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"--set: {repeated[0]} is given more than once; give it once, by --set or by its option")
         return dict(given)
 
     @property

@@ -46,7 +46,7 @@ _LAYOUTS = {
 
 
 class Match(NamedTuple):
-    """An n-gram that a document shares with an evaluation set; the first of each."""
+    """The first n-gram that a document shares with an evaluation set."""
 
     evaluation_set: str
     example: str

@@ -204,10 +204,12 @@ def _columns(task: GlueTask, names: tuple[str, ...], labeled: bool) -> list[str]
 
 
 def parse_label(label: Any, task: GlueTask) -> float:
-    """Returns a label as `Example.target`; `label` is a file's word or the hub's class number.
+    """Converts a label to `Example.target`: its class number, or its score divided by the task's highest.
+
+    A class is given by the files' name for it, or by the hub's number.
 
     Raises:
-        ValueError: the task has no such label.
+        ValueError: the task has no such class, or the score is out of range.
     """
     if type(label) is int and 0 <= label < len(task.classes):
         return float(label)

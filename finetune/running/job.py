@@ -95,7 +95,7 @@ class Job(ABC):
         width: int,
         answer: Callable[[Any, Batch, np.ndarray], Tensor],
     ) -> Tensor:
-        """Returns `answer(output, batch, indices)` for all features [features, width], in order, on all ranks, fp64."""
+        """Applies `answer` to the outputs of all batches; returns [features, width] in fp64, in order, on all ranks."""
         answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=world.device)
         for own in shares(features, world, batch_size):
             batch = collate(features, own, self.pad_id, world.device)

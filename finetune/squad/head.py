@@ -20,7 +20,7 @@ UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra 
 
 
 class SpanLogits(NamedTuple):
-    """A batch's logits in training, fp32; ends are scored given the true start."""
+    """A batch's logits in training, fp32; the ends are scored given the true start."""
 
     start_BL: Tensor
     end_BL: Tensor

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.files import file_sha256, flush, make_folder, remove, sealed, unsealed
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
@@ -54,7 +54,7 @@ class EngineState:
             return None
         first = different[0]
         return (
-            f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
+            f"checkpoint: differs from this model in {counted(len(different), 'parameter')}, first {first}: saved"
             f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved with"
         )
 

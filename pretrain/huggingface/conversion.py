@@ -57,7 +57,7 @@ def electra_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def electra_weights(weights: Mapping[str, Tensor], model_type: str) -> dict[str, Tensor]:
     """The encoder's weights of a BERT or MPNet under ELECTRA's names, without pooler and heads.
 
-    MPNet has no segments: both start at 0.
+    MPNet has no segment embeddings: both of ELECTRA's are zero.
     """
     own = {name.removeprefix(f"{model_type}."): weight for name, weight in weights.items()}
     found = {

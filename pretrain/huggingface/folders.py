@@ -203,7 +203,7 @@ def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors in a folder's `model.safetensors`, or `pytorch_model.bin` if there is none, by name.
+    """Returns a folder's weights by name, from `model.safetensors` or, if there is none, from `pytorch_model.bin`.
 
     Only tensors are unpickled.
 
@@ -216,7 +216,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if not path.is_file():
         parts = (folder / "model.safetensors.index.json").is_file()
         raise ConfigError(
-            f"model: {folder} has its weights in several files; save the model in one, with max_shard_size"
+            f"model: {folder} has its weights in several files; save it as one, with a max_shard_size above its size"
             if parts
             else f"model: {folder} has no model.safetensors; save it in that format"
         )

@@ -73,7 +73,7 @@ def read_records(folder: Path) -> list[EndRecord]:
 
 
 def first_cause(records: Sequence[EndRecord]) -> EndRecord | None:
-    """Returns the end of the rank that probably ended the job; `None` if all ended normally."""
+    """Returns the record of the rank that probably ended the job; `None` if every rank is done or was stopped."""
     causes = [end for end in records if end.reason in CAUSES]
     return min(causes, key=lambda end: (CAUSES.index(end.reason), end.time), default=None)
 

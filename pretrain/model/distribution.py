@@ -91,7 +91,7 @@ class Distribution(ABC):
     def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
         """Draws a token per row by inverse CDF; returns the tokens and their log-probabilities, both [X].
 
-        If weights are not finite, an arbitrary valid token is drawn with probability NaN: the error then shows as a
+        If a row's weights are not finite, the token drawn is arbitrary but valid, with log-probability NaN: it shows as a
         non-finite loss, not as an index out of range.
         """
         tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)

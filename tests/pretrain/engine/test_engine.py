@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
     state, _ = load(Checkpoint(next((folder / "ranks-2" / "zero1_fp32").iterdir()), worker.SAVED_AT))
     engine = make_engine(worker.small_model())
     state.weights["head.weight"] = torch.zeros(1, 15)
-    with pytest.raises(ConfigError, match=r"1 parameters differ from this model's, first head\.weight"):
+    with pytest.raises(ConfigError, match=r"differs from this model in 1 parameter, first head\.weight"):
         engine.load_full_state(state)
 
 

@@ -24,7 +24,7 @@ TINY_SIZES = Sizes(TINY, 2048, 64)
 def test_this_machine_is_measured_and_its_processes_are_added_up(restored_ops: None) -> None:
     alone, together = this_machine(TINY_SIZES, "fp32"), this_machine(TINY_SIZES, "fp32", 1, start_processes())
     assert 1e9 < alone.flops < alone.products < 1e14
-    assert "core" in alone.name and "measured now" in alone.source
+    assert "core" in alone.name and "timed now" in alone.source
     assert alone.name == together.name and alone.memory == together.memory
     assert together.flops == pytest.approx(alone.flops, rel=0.9)
 
