@@ -102,7 +102,7 @@ def _identifier():  # type: ignore[no-untyped-def]
         raise ConfigError("keep_language: needs py3langid; run pip install 'electra-sampler[language]'") from None
 
     class Identifier(LanguageIdentifier):
-        """py3langid's model, summing in one order and in fp64, so that its answers do not depend on threads as BLAS's do."""
+        """py3langid's model, summing in one order and in fp64, so that the answer does not depend on the threads."""
 
         def _sparse_score(self, visits: Counter[int], table: np.ndarray) -> np.ndarray:
             counts = np.fromiter(visits.values(), np.float64, len(visits))

@@ -91,8 +91,8 @@ class Distribution(ABC):
     def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
         """Draws a token per row by inverse CDF; returns the tokens and their log-probabilities, both [X].
 
-        If a row's weights are not finite, the token drawn is arbitrary but valid, with log-probability NaN: it shows as a
-        non-finite loss, not as an index out of range.
+        If a row's weights are not finite, the token drawn is arbitrary but valid, and its log-probability is NaN: the
+        error shows as a non-finite loss, not as an index out of range.
         """
         tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)
         return tokens_X, (weight_X / (total_X + 0 * total_X)).log()  # infinity becomes NaN
