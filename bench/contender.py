@@ -166,8 +166,8 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     - heads and sampling: as in plain ELECTRA.
     - sampling head: the extra time of the objective's heads and sampling over ELECTRA's.
     - data: copying a batch to the device (bench/engine.py --data measures the wait for data).
-    - communication: the collectives that DeepSpeed calls even with one process (bench/scaling.py and bench/traffic.py
-      measure several).
+    - communication: the collectives that DeepSpeed calls even with one process (bench/traffic.py counts the bytes of
+      several).
     """
     assert isinstance(step, EngineStep)
     device = batch.input_ids_BL.device
@@ -198,7 +198,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
 
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
-    """The outputs of the vocabulary heads and the draw that have gradients."""
+    """Returns the outputs with gradients: log p_G of the originals and, if there is one, the sampling head's."""
     words = model.generator.embeddings.word_embeddings
     prediction = predict(batch, model.generator_lm_head(model.generator_predictions(hidden_BKH), words))
     drawn = model.draw(hidden_BKH, prediction, batch.uniforms_BK)

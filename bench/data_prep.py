@@ -35,9 +35,8 @@ from data_prep.curation.rules import FILTERS
 from data_prep.formats import Reading
 from data_prep.manifest import load_manifest
 from data_prep.masking import Masker
-from data_prep.punkt import PunktModel
 from data_prep.reading import sample_documents
-from data_prep.sentences import find_model, sample_by_content, save_model
+from data_prep.sentences import PunktModel, find_model, sample_by_content, save_model
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import WordPiece, open_tokenizer

@@ -24,7 +24,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 from finetune.config import GlueConfig, SquadConfig
 from finetune.glue.files import load_task
 from finetune.glue.tasks import TASKS, TaskData
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad
 from foundation.command_line import HIDDEN, run_command
 from foundation.config import ConfigError, StrictConfig
@@ -140,8 +140,8 @@ def settings_of(options: FinetuneBenchOptions, model: "ModelFolder") -> GlueConf
     sizes = (model.config.hidden_size, model.config.max_position_embeddings)
     given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": options.epochs, "layer_decay": 1.0}
     if options.task == "CoLA":
-        return settings_for("CoLA", *sizes, given | {"head": "hf"})
-    return squad_settings_for(*sizes, given)
+        return settings_for(GlueConfig, "CoLA", *sizes, given | {"head": "hf"})
+    return settings_for(SquadConfig, "SQuAD 2.0", *sizes, given)
 
 
 def read_cola(options: FinetuneBenchOptions) -> TaskData:
@@ -183,7 +183,7 @@ def train_ours(
     if options.task != "CoLA":
         return seconds, None
     run.engine.module.eval()
-    return seconds, job.evaluate(run.engine).metrics["dev"]["matthews"]
+    return seconds, job.evaluate(run.engine.module, run.world).metrics["dev"]["matthews"]
 
 
 def train_theirs(
@@ -193,8 +193,7 @@ def train_theirs(
     import numpy as np
 
     from bench.peers.trainer import classification_rows, question_rows, train_peer
-    from finetune.glue.job import tokenize_examples
-    from finetune.glue.metrics import METRICS
+    from finetune.glue.job import METRICS, tokenize_examples
     from finetune.squad.features import make_windows
 
     tokenizer = model.tokenizer

@@ -76,7 +76,7 @@ def take_turns(contenders: list[Contender], options: StepBenchOptions) -> Iterat
 
 
 def figures(contenders: list[Contender], rates: dict[str, float], options: StepBenchOptions) -> dict[str, Any]:
-    """Returns all results so far."""
+    """Returns the results so far: shape, machine, rates of matrix products, and each contender's figures."""
     tokens, limit = options.batch_size * options.seq_length, max(rates.values())
     return {
         "shape": f"{options.preset}, {options.batch_size} x {options.seq_length}, {options.dtype}",

@@ -107,7 +107,7 @@ def locked(output: Path) -> Lock:
     """Locks the output folder against a second study.
 
     Raises:
-        ConfigError: names the command that holds the lock.
+        ConfigError: another command holds the lock; the message names it.
     """
     try:
         return Lock(output / "lock")

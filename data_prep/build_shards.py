@@ -18,24 +18,31 @@ from concurrent.futures import BrokenExecutor
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from data_prep.building import make_shards
 from data_prep.curation.contamination import Index, make_index
-from data_prep.curation.language import language_test
+from data_prep.curation.curator import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
-from data_prep.manifest import MANIFEST_NAME, WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
-from data_prep.output import finish, locked, open_plan, prepare, refuse_another
-from data_prep.pipeline import PUNKT_NAME, build_shard, load_curator, load_tools
+from data_prep.manifest import WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
+from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
+from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
-from data_prep.punkt import PunktModel
 from data_prep.reading import sample_chunks, sample_documents
-from data_prep.records import PLAN, Plan, save_record
-from data_prep.sentences import MARKS, Sentences, find_model, has_model, load_model, sample_by_content
+from data_prep.sentences import (
+    MARKS,
+    PUNKT_NAME,
+    PunktModel,
+    Sentences,
+    find_model,
+    has_model,
+    load_model,
+    sample_by_content,
+)
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import WordPiece, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -55,7 +62,7 @@ class _Places(StrictConfig):
     """The options for input and output folders, which come first in `--help`."""
 
     input: Annotated[tuple[Path, ...], Group("input and output")] = (RAW,)
-    """files, folders, globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
+    """files, folders, quoted globs, hub:OWNER/NAME[:CONFIG][@REVISION]"""
     output: Path = SHARDS
     """shard folder to make"""
     vocab: str = str(VOCAB)
@@ -73,17 +80,10 @@ class BuildOptions(Choices, _Places):
 
     decontaminate: Annotated[tuple[str, ...], Group("web text"), Metavar("SET")] = ()
     """drop documents that share an n-gram with these: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
-    strict: Annotated[bool, Group("the build")] = False
-    """refuse malformed UTF-8 and records"""
-    workers: int = Field(default_factory=cores, ge=1, le=4096)
+    workers: Annotated[int, Group("the build")] = Field(default_factory=cores, ge=1, le=4096)
     """most processes; does not change the result (one per core)"""
     dry_run: bool = False
     """check everything, estimate time and disk space, write nothing"""
-
-    @field_validator("ngram")
-    @classmethod
-    def _sum_to_one(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(chance / sum(chances) for chance in chances)
 
     @field_validator("filter")
     @classmethod
@@ -91,14 +91,6 @@ class BuildOptions(Choices, _Places):
         if unknown := [name for name in names if name not in FILTERS]:
             raise ValueError(f"got {unknown[0]!r}, {one_of(unknown[0], FILTERS)}")
         return tuple(name for name in FILTERS if name in names)
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        if self.builder == "electra" and self.packing != "documents":
-            raise ValueError(f"packing: got {self.packing}, expected documents with --builder electra; leave one out")
-        if self.sentences == "line" and self.punkt is not None:
-            raise ValueError(f"punkt: got {self.punkt}, expected none with --sentences line; leave one out")
-        return self
 
 
 def main(options: BuildOptions) -> int:
@@ -140,8 +132,7 @@ def main(options: BuildOptions) -> int:
 
 def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
     """Warns when blank lines seem to separate paragraphs, so that each paragraph would become a document."""
-    local = [source for source in sources if not source.on_hub]
-    chunks = [chunk for chunk in sample_chunks(local, _SAMPLE, reading) if chunk.format is Format.TEXT] if local else []
+    chunks = [chunk for chunk in sample_chunks(sources, _SAMPLE, reading) if chunk.format is Format.TEXT]
     lengths = [len(document.content) for chunk in chunks for document in chunk.documents(reading)]
     if len(lengths) >= _FEW and median(lengths) < _SHORT:
         print_warning(
@@ -156,24 +147,19 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
     with locked(options.output):
         earlier = open_plan(options.output)
         tasks = plan_shards(sources, 1e6 * options.shard_mb)
-        pool.limit(len(tasks))
-        pool.start()
-        punkt = _punkt(options, sources, earlier, _PUNKT_SAMPLE)
+        pool.start(len(tasks))
+        punkt = _punkt(options, sources, _PUNKT_SAMPLE, keep=earlier is not None)
         plan = _plan(options, sources, tokenizer, punkt, index)
         if earlier is None:
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
         else:
             refuse_another(plan, earlier, options.output)
-        was_complete = (options.output / MANIFEST_NAME).is_file()
         save_record(options.output, PLAN, plan)
         prepare(options.output, tokenizer, punkt, index)
-        made = make_shards(options.output, plan.config, tasks, pool, strict=options.strict)
+        make_shards(options.output, plan.config, tasks, pool)
         manifest = finish(options.output, plan, [shard.name for task in tasks for shard in task], tokenizer)
-    folder = printable(str(options.output))
-    if was_complete and not made:
-        print(f"{folder} is already complete: {_summary(manifest)}")
-        return
-    print(f"{folder}: {_summary(manifest)}, {duration(max(1, time.monotonic() - started))}")
+    took = duration(max(1, time.monotonic() - started))
+    print(f"{printable(str(options.output))}: {_summary(manifest)}, {took}")
     documents = manifest.books.documents
     if options.held_out and not documents.held_out:
         remedy = f"build into another --output with --held_out {enough_to_hold_out(documents.train):g}"
@@ -182,17 +168,16 @@ def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, i
         print(f"no document was held out, because the corpus is small; {remedy}")
 
 
-def _punkt(options: BuildOptions, sources: Sequence[Source], earlier: Plan | None, sample: int) -> PunktModel | None:
-    """Returns the model given, else one that an earlier run trained, else a new one; None if the build needs none.
+def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int, *, keep: bool = False) -> PunktModel | None:
+    """Returns the model given, else one trained on a sample of the text; None if the build needs none.
 
-    If an earlier run was killed while saving its model, some of the files are missing. Training again gives the same
-    model.
+    With `keep`, a model that an earlier run of the build has saved is not trained again.
     """
     if options.sentences == "line":
         return None
     if options.punkt is not None:
         return load_model(find_model(options.punkt))
-    if earlier is not None and has_model(options.output / PUNKT_NAME):
+    if keep and has_model(options.output / PUNKT_NAME):
         return load_model(options.output / PUNKT_NAME)
     texts = list(sample_documents(sources, sample, options.reading))
     if options.sentences == "punkt":
@@ -216,7 +201,8 @@ def _plan(
     index: Index | None,
 ) -> Plan:
     config = BuildConfig(
-        **options.model_dump(include={"sentences", *Choices.model_fields}),
+        **options.model_dump(include={"sentences", *Choices.model_fields} - {"ngram"}),
+        ngram=tuple(chance / sum(options.ngram) for chance in options.ngram),
         tokenizer_sha256=tokenizer.sha256(),
         punkt="none" if punkt is None else "learned" if options.punkt is None else "given",
         punkt_sha256="" if punkt is None else punkt.sha256(),
@@ -233,12 +219,10 @@ def _estimate(
 ) -> str:
     """Returns estimates of a build's files, shards, time and disk space, one per line, by building a sample.
 
-    The size of a dataset on the hub is unknown until it is streamed.
-
     Raises:
         ConfigError: the input cannot be read, or there is no text in the sample.
     """
-    punkt = _punkt(options, sources, None, _SAMPLE)
+    punkt = _punkt(options, sources, _SAMPLE)
     config = _plan(options, sources, tokenizer, punkt, index).config
     chunks = list(sample_chunks(sources, _SAMPLE, options.reading))
     sample = sum(chunk.size for chunk in chunks)
@@ -247,48 +231,30 @@ def _estimate(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, tokenizer, punkt, index)
-        load_tools(folder, config.sentences)
-        load_curator(folder, config)
+        load_tools(folder, config)
         started = time.monotonic()
         record = build_shard("shard-00000", "", iter(chunks), {}, config, folder)
         seconds = time.monotonic() - started
     written = sum(entry.size for entry in (record.train, record.held_out) if entry)
-    speed = f"{sample / seconds / 1e6:.1f} MB/s each"
-    on_disk = sum(source.size for source in sources)
-    streamed = [str(source.path) for source in sources if source.on_hub]
-    tasks = plan_shards([source for source in sources if not source.on_hub], 1e6 * options.shard_mb)
-    workers = workers if streamed else min(workers, len(tasks))
-    local = [chunk for chunk in chunks if not chunk.source.on_hub]
-    sample_on_disk = sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in local)
-    lines = []
-    if sample_on_disk:
-        text = sum(chunk.size for chunk in local) * on_disk / sample_on_disk
-        lines = [
-            f"{counted(sum(not source.on_hub for source in sources), 'file')}, {on_disk / 1e6:,.1f} MB on disk, about "
-            f"{text / 1e6:,.1f} MB of text",
-            f"about {counted(sum(map(len, tasks)), 'shard')}",
-            f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at {speed}",
-            f"about {text * written / sample / 1e6:,.1f} MB of shards",
-        ]
-    if streamed:
-        lines.append(
-            f"{', '.join(streamed)}: the size is unknown until it is streamed; 1,000 MB of text take about "
-            f"{duration(1e9 * seconds / sample / workers)} with {counted(workers, 'worker')} at {speed}, if the "
-            f"network keeps up, and {1000 * written / sample:,.0f} MB of shards"
-        )
-    return "\n".join(lines)
+    tasks = plan_shards(sources, 1e6 * options.shard_mb)
+    workers = min(workers, len(tasks))
+    size = sum(source.size for source in sources)
+    text = size * sample / sum(chunk.size * chunk.source.size / measured_size(chunk.source)[0] for chunk in chunks)
+    return (
+        f"{counted(len(sources), 'file')}, {size / 1e6:,.1f} MB on disk, about {text / 1e6:,.1f} MB of text\n"
+        f"about {counted(sum(map(len, tasks)), 'shard')}\n"
+        f"about {duration(max(1, text * seconds / sample / workers))} with {counted(workers, 'worker')} at "
+        f"{sample / seconds / 1e6:.1f} MB/s each\nabout {text * written / sample / 1e6:,.1f} MB of shards"
+    )
 
 
 def _summary(manifest: Manifest) -> str:
     totals, books, documents = manifest.totals, manifest.books, manifest.books.documents
-    kept, reasons = counted(documents.read, "document"), ""
-    if dropped := sum(documents.dropped.values()):
-        kept = f"{documents.read - dropped:,} of {kept} kept"
-        named = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in documents.dropped.items())
-        reasons = f"; {dropped:,} dropped: {', '.join(named)}"
+    dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in documents.dropped.items())
     malformed = f", {counted(books.invalid_utf8, 'malformed character')}" if books.invalid_utf8 else ""
     return (
-        f"{kept} ({documents.held_out:,} held out{reasons}){malformed}, "
+        f"{documents.train + documents.held_out:,} of {counted(documents.read, 'document')} kept "
+        f"({documents.held_out:,} held out; dropped: {dropped or 'none'}){malformed}, "
         f"{totals.word_pieces:,} word pieces, {counted(totals.sequences, 'sequence')} in "
         f"{counted(len(manifest.shards), 'shard')}"
     )

@@ -5,35 +5,28 @@ are compared with its record, and only missing or damaged shards are built.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
-from data_prep.duplicates import copies_of, find_duplicates, hash_shard, keys_path
-from data_prep.inspection import file_problems
+from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard, keys_path
 from data_prep.manifest import WORK_NAME, BuildConfig
+from data_prep.output import SIDES, ShardRecord, folder_of, load_record, save_record
 from data_prep.pipeline import build_shard, copies_digest
 from data_prep.planning import Shard, Task
-from data_prep.reading import Reader, hashed, new_digest
-from data_prep.records import SIDES, ShardRecord, folder_of, load_record, save_record
-from data_prep.seeking import can_seek, make_index
+from data_prep.reading import Reader, hashed, text_digest
+from data_prep.shards import file_problems
+from data_prep.unpacking import can_seek, make_index
 from data_prep.workers import Pool
 from foundation.config import ConfigError
 from foundation.progress import Progress
 
-
-class Copies(NamedTuple):
-    """Where a worker finds the copies among the documents of its shards."""
-
-    run_starts: list[int]
-    """The number, in the corpus, of the first document of each run of copies."""
-    documents: dict[int, tuple[int, int]]
-    """For each shard, the number of its first document and its number of documents."""
+Place = tuple[int, int]
+"""Of a shard's documents in the corpus: the number of the first, and their count."""
 
 
-def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool, *, strict: bool) -> int:
-    """Builds every shard that is missing or damaged according to its record; returns their number.
+def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool) -> None:
+    """Builds every shard that is missing or damaged according to its record.
 
     Raises:
         ConfigError: the input cannot be read, or differs from the text that a shard was built from.
@@ -41,39 +34,27 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     """
     for task in tasks:
         part = task[0].ranges[0]
-        is_first = part.start == 0 and part.end is not None and len(task) == 1 and not part.source.on_hub
-        if is_first and can_seek(part.source):
+        if part.start == 0 and part.end is not None and len(task) == 1 and can_seek(part.source):
             make_index(part.source, output / WORK_NAME)
-    size = sum(shard.size for task in tasks for shard in task)
-    copies = _find_copies(output, config, tasks, pool) if config.dedup != "none" else None
-    made = 0
-    with Progress(size, "shards") as progress:
-        run_starts, documents = copies or ([], {})
-        work = ((task, [documents.get(shard.number, (0, 0)) for shard in task]) for task in tasks)
-        for (task, _), new in pool.run(_make, work, run_starts, config, output, strict):
-            made += new
-            progress.advance(sum(shard.size for shard in task), not new)
-    return made
+    copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
+    with Progress(sum(shard.size for task in tasks for shard in task), "shards") as progress:
+        work = ((task, [places.get(shard.number) for shard in task]) for task in tasks)
+        for (task, _), is_new in pool.run(_make, work, copies, config, output):
+            progress.advance(sum(shard.size for shard in task), not is_new)
 
 
-def _make(
-    work: tuple[Task, list[tuple[int, int]]], run_starts: list[int], config: BuildConfig, output: Path, strict: bool
-) -> int:
-    """Builds the shards of a task that are missing or damaged, on a worker; returns their number.
+def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: BuildConfig, output: Path) -> bool:
+    """Builds the shards of a task that are missing or damaged, on a worker; returns whether there were any.
 
-    Each shard comes with the corpus number of its first document and with its number of documents.
+    Each shard comes with the place of its documents if copies are dropped.
     """
-    task, documents = work
-    made = 0
-    folder = output / WORK_NAME
-    with Reader(config.reading, folder) as reader:
-        for shard, place in zip(task, documents, strict=True):
-            copies: Mapping[int, str] = {}
-            if config.dedup != "none":
-                copies = copies_of(folder, run_starts, *place)
+    is_new = False
+    with Reader(config.reading, output / WORK_NAME) as reader:
+        for shard, place in zip(*work, strict=True):
+            copies = copies_of(found, *place) if found and place else {}
             record = load_record(output, shard.name, ShardRecord)
             if record is not None and _is_sound(record, output):
-                digest = new_digest()
+                digest = text_digest()
                 deque(hashed(reader.shard(shard), digest), 0)
                 if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
                     raise ConfigError(
@@ -81,18 +62,21 @@ def _make(
                         "old text, or choose another --output"
                     )
                 continue
-            key = shard.ranges[0].key
-            new = build_shard(shard.name, key, reader.shard(shard), copies, config, output, strict)
-            keys = keys_path(folder, shard.number)
-            if config.dedup != "none" and not keys.read_bytes().endswith(new.text.encode()):
+            record = build_shard(shard.name, shard.ranges[0].key, reader.shard(shard), copies, config, output)
+            keys = keys_path(output / WORK_NAME, shard.number)
+            if place and not keys.read_bytes().endswith(record.text.encode()):
                 keys.unlink()
                 raise ConfigError(
                     f"input: the text of {_names(shard)} changed during the build, which reads it twice to find "
                     "copies; leave it unchanged and run the same command again"
                 )
-            save_record(output, shard.name, new)
-            made += 1
-    return made
+            save_record(output, shard.name, record)
+            is_new = True
+    return is_new
+
+
+def _names(shard: Shard) -> str:
+    return ", ".join(sorted({str(part.source.path) for part in shard.ranges})[:3])
 
 
 def _is_sound(record: ShardRecord, output: Path) -> bool:
@@ -104,23 +88,22 @@ def _is_sound(record: ShardRecord, output: Path) -> bool:
     return not problems
 
 
-def _names(shard: Shard) -> str:
-    return ", ".join(sorted({str(part.source.path) for part in shard.ranges})[:3])
+def _find_copies(
+    output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool
+) -> tuple[Pairs, dict[int, Place]]:
+    """Hashes all documents in a first pass over the input, and finds the copies among them.
 
-
-def _find_copies(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool) -> Copies:
-    """Hashes all documents in a first pass over the input; returns where the duplicates among them are."""
-    folder = output / WORK_NAME
+    Returns the copies, and the place of each shard's documents, by its number.
+    """
     counts: dict[int, int] = {}
     with Progress(sum(shard.size for task in tasks for shard in task), "hashes") as progress:
-        for task, documents in pool.run(_hash, tasks, config, folder):
+        for task, documents in pool.run(_hash, tasks, config, output / WORK_NAME):
             progress.advance(sum(shard.size for shard in task))
             counts |= documents
     ordered = [counts[number] for number in sorted(counts)]
-    run_starts = find_duplicates(folder, ordered, pool, config.dedup)
+    copies = find_duplicates(output / WORK_NAME, ordered, pool, config.dedup)
     firsts = accumulate(ordered, initial=0)
-    documents = {number: (first, counts[number]) for number, first in zip(sorted(counts), firsts, strict=False)}
-    return Copies(run_starts, documents)
+    return copies, {number: (first, counts[number]) for number, first in zip(sorted(counts), firsts, strict=False)}
 
 
 def _hash(task: Task, config: BuildConfig, folder: Path) -> dict[int, int]:

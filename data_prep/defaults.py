@@ -1,7 +1,4 @@
-"""Default paths of the commands, and errors that name the next command when nothing is there yet.
-
-Each message is one line that ends with a command ready to paste.
-"""
+"""Default paths of the commands, and errors that name the next command when nothing is there yet."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,25 +12,19 @@ QUICKSTART = Path("data/quickstart")
 """All data of the quickstart, which empties this data folder when it starts and touches no other."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
-_TRY_QUICKSTART = "python -m quickstart.run"
+_TRY_QUICKSTART = "try the quickstart: python -m quickstart.run"
 
 
 def require_text(inputs: Sequence[Path]) -> None:
     """Refuses the default input if it does not exist.
 
     Raises:
-        ConfigError: the message ends with the next command: building shards from the quickstart's text if that
-            exists, else the quickstart.
+        ConfigError: it does not exist; the message ends with the command of the quickstart.
     """
-    if tuple(inputs) != (RAW,) or RAW.exists():
-        return
-    command = _TRY_QUICKSTART
-    if QUICKSTART_RAW.is_dir() and QUICKSTART_VOCAB.is_dir():
-        paths = ("--input", QUICKSTART_RAW, "--vocab", QUICKSTART_VOCAB, "--output", QUICKSTART / "wikibooks")
-        command = _python("data_prep.build_shards", *paths)
-    raise ConfigError(
-        f"input: {RAW} does not exist; put text there, name other text with --input, or try the quickstart: {command}"
-    )
+    if tuple(inputs) == (RAW,) and not RAW.exists():
+        raise ConfigError(
+            f"input: {RAW} does not exist; put text there, name other text with --input, or {_TRY_QUICKSTART}"
+        )
 
 
 def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
@@ -42,34 +33,24 @@ def require_vocab(vocab: str, inputs: Sequence[Path]) -> None:
     Raises:
         ConfigError: it does not exist; the message ends with the command that trains one on `inputs`.
     """
-    if vocab != str(VOCAB) or VOCAB.exists():
-        return
-    options: tuple[str | Path, ...] = () if tuple(inputs) == (RAW,) else ("--input", *inputs)
-    raise ConfigError(
-        f"vocab: {VOCAB} does not exist; put a vocab.txt or a tokenizer folder there, name one with --vocab, or"
-        f" train one: {_python('data_prep.train_vocab', *options)}"
-    )
+    if vocab == str(VOCAB) and not VOCAB.exists():
+        options = () if tuple(inputs) == (RAW,) else ("--input", *map(str, inputs))
+        train = shlex.join(("python", "-m", "data_prep.train_vocab", *options))
+        raise ConfigError(
+            f"vocab: {VOCAB} does not exist; put a vocab.txt or a tokenizer folder there, name one with --vocab, or"
+            f" train one: {train}"
+        )
 
 
 def require_shards(folder: Path) -> None:
     """Refuses a shard folder, the default or another, that does not exist.
 
     Raises:
-        ConfigError: the message ends with the next command: building the folder, training on the quickstart's
-            shards, or the quickstart.
+        ConfigError: the message names the commands that build it, and that of the quickstart.
     """
-    if folder.exists():
-        return
-    if folder != SHARDS and not folder.is_relative_to(QUICKSTART):
-        command = _python("data_prep.build_shards", "--output", folder)
-    elif folder == SHARDS and RAW.exists():
-        command = _python("data_prep.build_shards")
-    elif folder == SHARDS and QUICKSTART_SHARDS.is_dir():
-        command = _python("pretrain.run", "--preset", "tiny", "--data", QUICKSTART_SHARDS)
-    else:
-        command = _TRY_QUICKSTART
-    raise ConfigError(f"data: {folder} does not exist; name existing shards with --data, or run: {command}")
-
-
-def _python(*arguments: str | Path) -> str:
-    return shlex.join(("python", "-m", *map(str, arguments)))
+    if not folder.exists():
+        build = shlex.join(("python", "-m", "data_prep.build_shards", "--output", str(folder)))
+        raise ConfigError(
+            f"data: {folder} does not exist; name existing shards with --data, build them: {build}; or "
+            f"{_TRY_QUICKSTART}"
+        )

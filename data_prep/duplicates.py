@@ -6,7 +6,7 @@
 3. `_link` compares a range of bands across all runs.
 4. `_relink` reduces the links of some ranges of digests to a tree per group, in several rounds.
 5. `_match` compares some ranges of digests across all runs.
-6. `_collect` writes the copies in a run. A worker reads the copies in its shard.
+6. `copies_of` reads the copies among the documents of a shard.
 
 The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
 (Digests are read as little-endian numbers, so their last bytes decide. The first ones choose the held-out documents.)
@@ -28,9 +28,8 @@ import numpy as np
 from data_prep.formats import Reading
 from data_prep.manifest import Dedup
 from data_prep.minhash import BANDS, document_keys
-from data_prep.pairs import Pairs, distinct, matched, relinked
 from data_prep.planning import Shard
-from data_prep.reading import Chunk, Reader, hashed, new_digest
+from data_prep.reading import Chunk, Reader, hashed, text_digest
 from data_prep.workers import Pool
 from foundation.files import NewFile
 
@@ -45,7 +44,7 @@ def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, ded
     """Writes the keys of a shard's documents, in order, unless an earlier run did; returns the number of documents."""
     path = keys_path(folder, shard.number)
     if not path.is_file():
-        file, digest = NewFile(path), new_digest()
+        file, digest = NewFile(path), text_digest()
         for keys in _keys(hashed(reader.shard(shard), digest), reading, dedup):
             file.write(keys)
         file.write(digest.hexdigest().encode())
@@ -64,7 +63,39 @@ def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[b
 
 def keys_path(folder: Path, shard: int) -> Path:
     """The file of the keys of a shard's documents."""
-    return folder / f"hashes-{shard:05d}.bin"
+    return folder / f"keys-{shard:05d}.bin"
+
+
+class Pairs(NamedTuple):
+    """A set of pairs in a number of `files`: each has the offset of every range, then the pairs, sorted."""
+
+    folder: Path
+    name: str
+    files: int
+    bounds: np.ndarray
+    """The first number of each range."""
+
+    def write(self, number: int, pairs: np.ndarray) -> None:
+        """Writes file `number`. The pairs, an array of two columns, are sorted by the first."""
+        offsets = np.append(np.searchsorted(pairs[:, 0], self.bounds), len(pairs)).astype(np.uint64)
+        with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it again
+            file.write(offsets.data)  # unlike `tofile`, says why it fails
+            file.write(pairs.tobytes())
+
+    def read(self, ranges: range) -> np.ndarray:
+        """Returns the pairs of consecutive ranges, of the first file, the second, and so on."""
+        found = [np.empty(0, np.uint64)]
+        for path in map(self.path, range(self.files)):
+            offsets = np.fromfile(path, np.uint64, len(ranges) + 1, offset=8 * ranges.start)
+            first, last = int(offsets[0]), int(offsets[-1])
+            if first < last:
+                place = 8 * (len(self.bounds) + 1) + 16 * first
+                found.append(np.fromfile(path, np.uint64, 2 * (last - first), offset=place))
+        return np.concatenate(found).reshape(-1, 2)
+
+    def path(self, number: int) -> Path:
+        """The path of file `number`."""
+        return self.folder / f"{self.name}-{number:05d}.bin"
 
 
 class _Run(NamedTuple):
@@ -92,11 +123,10 @@ class _Found(NamedTuple):
     """A document and its place in `REASONS`, from each run and range of digests."""
 
 
-def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedup) -> list[int]:
+def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedup) -> Pairs:
     """Finds all occurrences of a text but its first, and all texts of a group but one; `copies_of` reads them.
 
-    `folder` holds the keys of all shards, written by `hash_shard`; `counts` are their numbers of documents. Returns the
-    number of the first document of each run.
+    `folder` holds the keys of all shards, written by `hash_shard`; `counts` are their numbers of documents.
     """
     starts = [0, *accumulate(counts)]
     documents, per_run = starts[-1], _AT_ONCE // _KEYS[dedup]
@@ -108,7 +138,6 @@ def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedu
             (n, max(first, starts[n]) - starts[n], min(last, starts[n + 1]) - max(first, starts[n])) for n in shards
         )
         runs.append(_Run(number, tuple(pieces), np.uint64(first), _KEYS[dedup]))
-    run_starts = [int(run.first) for run in runs]
     parts = documents * _KEYS[dedup] // _AT_ONCE + 1
     bounds = np.array([(part << 64) // parts for part in range(parts)], np.uint64)
     wide = _ranges(parts, documents)
@@ -116,7 +145,7 @@ def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedu
         Pairs(folder, "texts", len(runs), bounds),
         Pairs(folder, "bands", len(runs), bounds),
         Pairs(folder, "links", len(runs) + parts, bounds),
-        Pairs(folder, "copies", len(runs) + len(wide), np.array(run_starts, np.uint64)),
+        Pairs(folder, "copies", len(runs) + len(wide), np.array([run.first for run in runs], np.uint64)),
     )
     links = sum(count for _, count in pool.run(_sort_run, runs, found))
     trees = None
@@ -124,18 +153,15 @@ def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedu
         links += sum(count for _, count in pool.run(_link, range(parts), found))
         trees = _trees(found.links, _ranges(parts, links), pool)
     deque(pool.run(_match, wide, found, trees), 0)
-    deque(pool.run(_collect, range(len(runs)), found.copies), 0)
-    return run_starts
+    return found.copies
 
 
-def copies_of(folder: Path, run_starts: Sequence[int], first: int, count: int) -> dict[int, str]:
+def copies_of(copies: Pairs, first: int, count: int) -> dict[int, str]:
     """Returns the reason for each duplicate among `count` documents of the corpus, by its place among them."""
-    copies: dict[int, str] = {}
-    for run in range(bisect(run_starts, first) - 1, bisect_left(run_starts, first + count)):
-        found = np.fromfile(_duplicates_path(folder, run), np.uint64)
-        found = found[slice(*np.searchsorted(found, np.array((2 * first, 2 * (first + count)), np.uint64)))]
-        copies |= {copy // 2 - first: REASONS[copy % 2] for copy in found.tolist()}
-    return copies
+    runs = range(max(0, bisect(copies.bounds, first) - 1), bisect_left(copies.bounds, first + count))
+    found = copies.read(runs)
+    found = found[(first <= found[:, 0]) & (found[:, 0] < first + count)]
+    return {document - first: REASONS[reason] for document, reason in found.tolist()}
 
 
 def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
@@ -212,11 +238,45 @@ def _with_reason(documents: np.ndarray, reason: int) -> np.ndarray:
     return np.stack((documents, np.full_like(documents, reason)), axis=1)
 
 
-def _collect(run: int, copies: Pairs) -> None:
-    """Writes the numbers of a run's duplicates, doubled, plus the place of their reason, in order."""
-    found = copies.read(range(run, run + 1))
-    _duplicates_path(copies.folder, run).write_bytes(np.sort(2 * found[:, 0] + found[:, 1]).data)
+def matched(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Matches pairs of a key and a document, the documents in ascending order.
+
+    Returns the first pair of each key, sorted by key; and for each other pair, its document and the key's first one,
+    sorted by document.
+    """
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    is_first = _starts(pairs[:, 0])
+    firsts = pairs[is_first]
+    later = np.stack((pairs[:, 1], firsts[np.cumsum(is_first) - 1, 1]), axis=1)[~is_first]
+    return firsts, later[np.argsort(later[:, 0])]
 
 
-def _duplicates_path(folder: Path, run: int) -> Path:
-    return folder / f"duplicates-{run:05d}.bin"
+def distinct(pairs: np.ndarray) -> np.ndarray:
+    """Returns the pairs sorted, by their first and then their second number, each once."""
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    return pairs[_starts(pairs[:, 0]) | _starts(pairs[:, 1])]
+
+
+def relinked(links: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Links each number only to the smallest of the numbers below it, and these to that one.
+
+    Which numbers are connected stays the same. Done again and again, this leaves every number with one link, except the
+    smallest of each group of connected numbers, which has none (the small-star step of Kiveris et al. 2014, Connected
+    Components in MapReduce and Beyond; with random numbers, it needs no large-star step).
+
+    Args:
+        links: all pairs (number, smaller number) of some numbers, sorted and distinct.
+
+    Returns:
+        The new links, sorted and distinct; whether they are the same as before.
+    """
+    is_first = _starts(links[:, 0])
+    kept = links[is_first]
+    smallest = kept[np.cumsum(is_first) - 1, 1]
+    others = np.stack((links[:, 1], smallest), axis=1)[~is_first]
+    return distinct(np.concatenate((kept, others))), not len(others)
+
+
+def _starts(numbers: np.ndarray) -> np.ndarray:
+    """Marks the first of each run of equal numbers."""
+    return np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]

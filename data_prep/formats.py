@@ -3,20 +3,25 @@
 The format is recognized from the file's beginning, and JSON lines also from the name. Each format has a pattern that
 ends a document, where a file may be cut. Markup around a text (tags, JSON, XML, white space) is not part of its
 document. A document that must not be used carries a reason, so that the build's books can count it.
+
+In Parquet files a document is a row. Their reader decompresses a whole page, and a row group may be one page. So the
+size of a group bounds memory.
 """
 
 import hashlib
+import html
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from data_prep.unpacking import not_text, text_suffix
-from data_prep.wikitext import page_text
+from data_prep.sources import text_suffix
+from data_prep.unpacking import not_text, opened
 from foundation.config import ConfigError
 
 Boundary = Literal["blank_line", "file"]
@@ -33,6 +38,12 @@ _JSON_OBJECT = re.compile(rb'\{\s*"')
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
 _DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
 _PAGE_START = b"<page>"
+_PAGE_PARTS = re.compile(rb"<ns>(?P<namespace>-?\d+)</ns>|<redirect\b|<text\b[^<>]*>(?P<text>[^<]*)")
+_BATCH = 1 << 22  # bytes of text, and of the file, read at a time
+_ROWS = 64  # per batch
+_LARGEST_GROUP = 1 << 27  # bytes of text, uncompressed
+_TEXT = re.compile(r"(?:dictionary<values=)?(?:large_)?(?:string|binary)(?:_view)?(?:,.*)?")
+"""Arrow's types of text; pandas' categories are a dictionary's values."""
 
 
 class Format(StrEnum):
@@ -169,6 +180,21 @@ def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:
     return Document(content, place + begin, reason if is_whole else "unfinished_page", wikitext=True)
 
 
+def page_text(page: bytes) -> tuple[bytes, str | None]:
+    """Returns the wikitext of a `<page>`'s newest revision, and why it is no article; None for an article."""
+    text, reason = b"", None
+    for part in _PAGE_PARTS.finditer(page):
+        if part["namespace"] not in (None, b"0"):
+            reason = "other_namespace"
+        elif part[0] == b"<redirect" and reason is None:
+            reason = "redirect"
+        elif part["text"] is not None:
+            text = part["text"]
+    if b"&" in text:
+        text = html.unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogatepass")
+    return text.strip(), reason
+
+
 def _json_document(line: bytes, place: int, column: str) -> Document | None:
     if not line:
         return None
@@ -184,3 +210,83 @@ def _json_document(line: bytes, place: int, column: str) -> Document | None:
     if not isinstance(value, str):
         return Document(line, place, "no_text")
     return Document(value.encode("utf-8", "surrogatepass").strip(), place)
+
+
+def is_table(path: Path) -> bool:
+    """True for a Parquet file."""
+    with opened(path) as file:
+        return file.read(len(PARQUET)) == PARQUET
+
+
+def group_sizes(path: Path) -> list[int]:
+    """Returns the bytes of each row group of a Parquet file, uncompressed, from its footer.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    with _parquet(path) as file:
+        return [file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups)]
+
+
+@contextmanager
+def _parquet(path: Path, column: str | None = None) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # a column with few values repeats them: read as a dictionary, each is in memory once
+        columns = [column] if column else None
+        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=columns) as file:
+            yield file
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"input: {path} cannot be read to the end ({reason}); replace the file") from None
+
+
+def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[bytes | None]:
+    """Yields each row's text (None if missing) from row groups of a Parquet file.
+
+    Raises:
+        ConfigError: the file cannot be read, has no text column of that name, or a group or text is too large.
+    """
+    with _parquet(path) as file:
+        columns = [field.name for field in file.schema_arrow if _TEXT.fullmatch(str(field.type))]
+    if column not in columns:
+        fix = f"name one of its text columns: {', '.join(columns)}" if columns else "it has none at all: replace it"
+        raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
+    with _parquet(path, column) as file:
+        for group in range(file.num_row_groups)[start:end]:
+            _require_small(path, file.metadata.row_group(group), column)
+            for batch in file.iter_batches(_ROWS, [group], [column]):
+                for value in _as_bytes(batch.column(0)):
+                    row = value.as_py()
+                    if row is not None and len(row) > LONGEST_RECORD:
+                        raise ConfigError(
+                            f"input: {path} has a text of {len(row) >> 20:,} MiB, expected at most "
+                            f"{LONGEST_RECORD >> 20} MiB: too large for a worker's memory; split or remove it"
+                        )
+                    yield row
+
+
+def _as_bytes(column: Any) -> Any:
+    """Returns a column of text as bytes: malformed UTF-8 is counted when it is cleaned."""
+    import pyarrow
+
+    if not pyarrow.types.is_dictionary(column.type):
+        return column.cast(pyarrow.large_binary())
+    return pyarrow.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pyarrow.large_binary()))
+
+
+def _require_small(path: Path, group: Any, column: str) -> None:
+    """Refuses a row group whose pages may be too large for memory: a page is decompressed as a whole.
+
+    Raises:
+        ConfigError: the text of the group is too large.
+    """
+    chunks = map(group.column, range(group.num_columns))
+    size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
+    if size > _LARGEST_GROUP:
+        raise ConfigError(
+            f"input: {path} has a row group with {size >> 20:,} MiB of text, expected at most {_LARGEST_GROUP >> 20}: "
+            "too large for a worker's memory; write the file with smaller row groups (row_group_size)"
+        )

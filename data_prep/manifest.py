@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
-from data_prep.sequences import Builder, Packing
+from data_prep.sequences import Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
 from foundation.command_line import Group
 from foundation.config import ConfigError, StrictConfig, StrictRecord
@@ -30,8 +30,6 @@ Number = Annotated[int, Field(ge=1, lt=1 << 63)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Suffix = Annotated[str, Field(pattern=r"^(\.mask)?\.(bin|idx)$")]
 _FileName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")]
-_MOST_WORDS = 100
-"""Longest n-gram, in words; a word's number within its n-gram is stored in one byte."""
 
 
 class Choices(StrictConfig):
@@ -41,12 +39,10 @@ class Choices(StrictConfig):
     """longest sequence in tokens"""
     mask_copies: int = Field(10, ge=1, le=255)
     """masks drawn for each sequence"""
-    ngram: tuple[float, ...] = (0.8, 0.1, 0.1)
+    ngram: tuple[float, ...] = Field((0.8, 0.1, 0.1), min_length=1, max_length=100)  # a number in a byte
     """chances of masking 1, 2, ... words at once"""
     packing: Packing = "documents"
     """full: sequences run across documents"""
-    builder: Builder = "lossless"
-    """electra: truncate overflow as Google does"""
     one_segment: bool = Field(False, exclude_if=lambda chosen: not chosen)  # manifests without it keep their bytes
     """only [CLS] A [SEP], never a second segment"""
     documents: Annotated[Boundary, Group("documents")] = "blank_line"
@@ -73,10 +69,8 @@ class Choices(StrictConfig):
     @field_validator("ngram")
     @classmethod
     def _are_chances(cls, chances: tuple[float, ...]) -> tuple[float, ...]:
-        if not chances or min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
+        if min(chances) < 0 or abs(sum(chances) - 1) > 1e-3:
             raise ValueError(f"got {' '.join(map(str, chances))}, expected chances that sum to 1, such as .8 .1 .1")
-        if len(chances) > _MOST_WORDS:
-            raise ValueError(f"got {len(chances)} chances, expected at most {_MOST_WORDS}; drop the last ones")
         return chances
 
     @property
@@ -270,17 +264,12 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
-        if folder.is_dir() and not (folder / RECORDS_NAME).is_dir():
-            raise ConfigError(
-                f"{folder} is no folder of shards: it has no manifest.json; if it holds text, run"
-                f" data_prep/build_shards.py --input {folder}, and give its --output here"
-            )
-        state = "is not complete: it has no manifest.json" if folder.is_dir() else "does not exist"
-        raise ConfigError(f"{folder} {state}; run data_prep/build_shards.py --output {folder}")
+        raise ConfigError(
+            f"{folder} is no complete folder of shards: it has no manifest.json; run data_prep/build_shards.py "
+            f"--output {folder}, or, if it holds text, with --input {folder} and another --output"
+        )
     try:
-        content = path.read_bytes()
-        has_seal = b'"format_version": 1,' not in content[:64]  # format 1 had none, and began with its version
-        values = json.loads(unsealed(content)) if has_seal else {"format_version": 1}
+        values = json.loads(unsealed(path.read_bytes()))
         version = values["format_version"]
         if isinstance(version, int) and version != FORMAT_VERSION:
             raise ConfigError(

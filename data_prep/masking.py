@@ -39,8 +39,8 @@ class Masker:
     """Draws the masks of sequences.
 
     Args:
-        seq_length: longest sequence in tokens, the positions of a bitmap.
-        copies: bitmaps per sequence.
+        seq_length: the most tokens a sequence can have; a bitmap has a bit for each.
+        copies: bitmaps per sequence, each of which holds one mask.
         ngram: probabilities of n-grams of 1, 2, ... words; they sum to 1.
         special: bool [vocabulary]: ids that are never masked and that end an n-gram.
         continuation: bool [vocabulary]: `##` ids, which belong to the word before them.

@@ -20,6 +20,7 @@ from functools import cache
 import numpy as np
 
 from data_prep.formats import Document
+from data_prep.reading import batches
 from foundation.ordering import scrambled
 
 BANDS = 16
@@ -37,15 +38,7 @@ def document_keys(documents: Iterable[Document]) -> Iterator[np.ndarray]:
 
     A row holds the digest, then a key per band, in ascending order: a key's first 4 bits are its band.
     """
-    batch, size = list[Document](), 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.content)
-        if size >= _AT_ONCE:
-            yield _keys(batch)
-            batch, size = [], 0
-    if batch:
-        yield _keys(batch)
+    yield from map(_keys, batches(documents, _AT_ONCE, lambda document: len(document.content)))
 
 
 def _keys(documents: list[Document]) -> np.ndarray:

@@ -1,35 +1,104 @@
-"""Manages the output folder of a build: one build at a time, one configuration, resumable."""
+"""Manages the output folder of a build: one build at a time, one configuration, resumable.
+
+The records are the build's plan and one file per finished shard, each with its own checksum. A worker writes a shard's
+record after its files. A shard without a sound record, or whose files do not match it, is built again.
+"""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import Field
 
 from data_prep.curation.contamination import Index
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
-    MANIFEST_NAME,
     RECORDS_NAME,
     WORK_NAME,
     Books,
+    BuildConfig,
     Manifest,
     ShardEntry,
     save_manifest,
     sum_shards,
 )
-from data_prep.pipeline import PUNKT_NAME
-from data_prep.punkt import PunktModel
-from data_prep.records import PLAN, SIDES, Plan, ShardRecord, load_record
-from data_prep.sentences import save_model
+from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
-from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, require_folder, write_if_other
+from foundation.config import ConfigError, StrictRecord
+from foundation.files import TEMPORARY_SUFFIX, make_folder, require_folder, sealed, unsealed, write_if_other
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
 CONTAMINATED_NAME = "contaminated.jsonl"
+PLAN = "plan"
+TRAIN, HELD_OUT = "train", "held_out"
+SIDES = (TRAIN, HELD_OUT)
+
+
+class Plan(StrictRecord):
+    """Everything that determines a build's bytes; a run can resume a build only with an equal plan."""
+
+    config: BuildConfig
+    versions: dict[str, str]
+    inputs: dict[str, int]
+    """Bytes on disk of every input file, by its key."""
+
+
+class Contaminated(StrictRecord):
+    """A document that was dropped because it shares an n-gram with an evaluation set."""
+
+    document: str
+    """Key of its file, and its byte offset there."""
+    evaluation_set: str
+    example: str
+    ngram: str
+
+
+class ShardRecord(StrictRecord):
+    """The outcome of building one shard; `train` or `held_out` is None if that side received no text."""
+
+    text: str
+    """Digest of the text."""
+    duplicates: str
+    """Digest of the indices of the documents that are copies of others in the corpus."""
+    books: Books
+    train: ShardEntry | None
+    held_out: ShardEntry | None
+    contaminated: tuple[Contaminated, ...] = Field((), exclude_if=lambda found: not found)
+    """The shard's first contaminated documents."""
+
+    def entry(self, side: str) -> ShardEntry | None:
+        """Returns the manifest's entry of a side; None if it has no text."""
+        return self.train if side == TRAIN else self.held_out
+
+
+Record = TypeVar("Record", bound=StrictRecord)
+
+
+def save_record(output: Path, name: str, record: StrictRecord) -> None:
+    """Writes the plan's or a shard's record; leaves an equal one untouched."""
+    make_folder(output / RECORDS_NAME)
+    write_if_other(_path(output, name), sealed(record.model_dump(mode="json")))
+
+
+def load_record(output: Path, name: str, kind: type[Record]) -> Record | None:
+    """Returns the record of that name; None if it is missing or damaged."""
+    try:
+        return kind.model_validate_json(unsealed(_path(output, name).read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _path(output: Path, name: str) -> Path:
+    return output / RECORDS_NAME / f"{name}.json"
+
+
+def folder_of(output: Path, side: str) -> Path:
+    """Returns the shard folder of a side, training or held out."""
+    return output if side == TRAIN else output / HELD_OUT_NAME
 
 
 def locked(folder: Path) -> Lock:
@@ -54,24 +123,18 @@ def open_plan(folder: Path) -> Plan | None:
         ConfigError: the folder holds other files, or a build that cannot be resumed.
     """
     plan = load_record(folder, PLAN, Plan)
-    if plan is None and (folder / RECORDS_NAME).is_dir() and any((folder / RECORDS_NAME).glob("shard-*")):
+    others = {entry.name for entry in folder.iterdir()} - {WORK_NAME, RECORDS_NAME, LOCK_NAME}
+    if plan is None and (others or any((folder / RECORDS_NAME).glob("shard-*"))):
         raise ConfigError(
-            f"output: {folder / RECORDS_NAME / PLAN}.json is missing or damaged: the settings of that build cannot be "
-            "read; choose another folder"
+            f"output: {folder} holds files, but not the plan of their build ({RECORDS_NAME}/{PLAN}.json is missing or "
+            "damaged); choose an empty or new folder"
         )
-    if plan is None and (folder / MANIFEST_NAME).is_file():
-        raise ConfigError(
-            f"output: {folder} is complete, but whether it was built from this input cannot be checked: it has no "
-            f"{RECORDS_NAME}; choose another --output"
-        )
-    if plan is None and any(entry.name not in (WORK_NAME, RECORDS_NAME, LOCK_NAME) for entry in folder.iterdir()):
-        raise ConfigError(f"output: {folder} holds files that do not belong to a build; choose an empty or new folder")
     return plan
 
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
     """Refuses, with one line per difference, a `plan` that differs from the `earlier` one of the folder's build."""
-    old, new = _flat(earlier.model_dump()), _flat(plan.model_dump())
+    old, new = (one.config.model_dump() | one.versions | one.inputs for one in (earlier, plan))
     problems = [
         f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "
         "use the old value or another --output"
@@ -81,10 +144,6 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
     if problems:
         more = [f"and {len(problems) - 5} more differences"] if len(problems) > 5 else []
         raise ConfigError(*problems[:5], *more)
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for group in values.values() for name, value in group.items()}
 
 
 def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index: Index | None = None) -> None:
@@ -111,13 +170,14 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece)
     Raises:
         ConfigError: no document is left for training.
     """
-    entries: dict[str, list[ShardEntry]] = {side: [] for side in SIDES}
-    books = Books()
-    for record in _records(folder, names):
-        books += record.books
-        for side, found in entries.items():
-            found += filter(None, [record.entry(side)])
-    train, held_out = (_manifest(plan, entries[side], tokenizer, books) for side in SIDES)
+    records = [load_record(folder, name, ShardRecord) for name in names]
+    sound = [record for record in records if record is not None]
+    assert len(sound) == len(names)
+    books = sum((record.books for record in sound), Books())
+    train, held_out = (
+        _manifest(plan, [entry for record in sound if (entry := record.entry(side))], tokenizer, books)
+        for side in SIDES
+    )
     if train is None:
         raise ConfigError("input: no document is left for training; give more text or a smaller --held_out")
     if held_out:
@@ -125,19 +185,12 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
-    lines = [f"{one.model_dump_json()}\n" for record in _records(folder, names) for one in record.contaminated]
+    lines = [f"{one.model_dump_json()}\n" for record in sound for one in record.contaminated]
     if lines:
         write_if_other(folder / CONTAMINATED_NAME, "".join(lines).encode())
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)
     return train
-
-
-def _records(folder: Path, names: Sequence[str]) -> Iterator[ShardRecord]:
-    for name in names:
-        record = load_record(folder, name, ShardRecord)
-        assert record is not None
-        yield record
 
 
 def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: WordPiece, books: Books) -> Manifest | None:

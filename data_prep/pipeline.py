@@ -1,4 +1,4 @@
-"""Builds one shard: runs its text through every step, from bytes to sequences and masks.
+"""Builds one shard: runs its text through every step, from bytes to the sequences and masks of its two sides.
 
 The random streams depend only on the seed and the shard's key, so neither the number of workers nor a restart changes a
 byte.
@@ -17,22 +17,24 @@ import numpy as np
 
 from data_prep.cleaning import Cleaned, clean, decode
 from data_prep.curation.contamination import Contamination
-from data_prep.curation.curator import Curator
-from data_prep.curation.language import language_test
-from data_prep.formats import RECORD_FORMATS, Document
+from data_prep.curation.curator import Curator, language_test
+from data_prep.formats import Document
 from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
-from data_prep.punkt import Punkt
-from data_prep.reading import Chunk, hashed, new_digest
-from data_prep.records import HELD_OUT, SIDES, TRAIN, Contaminated, ShardRecord, folder_of
-from data_prep.sentences import Sentences, load_model, split_sentences
-from data_prep.sides import Side
+from data_prep.masking import Masker
+from data_prep.output import HELD_OUT, SIDES, TRAIN, Contaminated, ShardRecord, folder_of
+from data_prep.reading import Chunk, batches, hashed, text_digest
+from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
+from data_prep.sequences import TokenStream, build_sequences
+from data_prep.shards import IndexedWriter
 from data_prep.tokens import TOKENIZER_NAME, WordPiece
-from foundation.config import ConfigError
 
-PUNKT_NAME = "punkt"
 _AT_ONCE = 1 << 20  # characters per batch of documents, and per call of the tokenizer
 _MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts all
 _WEIGHT = 256  # characters added to each document's size in a batch, for the memory of its Python objects
+# Limits of one batch of documents. They bound memory for long documents, and for many tiny ones, whose masks take more
+# than their text.
+_TOKENS_AT_ONCE = 1 << 22
+_DOCUMENTS_AT_ONCE = 1 << 16
 
 
 class Text(NamedTuple):
@@ -50,7 +52,6 @@ def build_shard(
     copies: Mapping[int, str],
     config: BuildConfig,
     output: Path,
-    strict: bool = False,
 ) -> ShardRecord:
     """Writes the files of a shard, whose names begin with `name`, and returns its record.
 
@@ -58,15 +59,15 @@ def build_shard(
     others, by their place in the shard.
 
     Raises:
-        ConfigError: the text cannot be read, or with `strict`, is malformed.
+        ConfigError: the text cannot be read.
     """
-    tokenizer, punkt = load_tools(output, config.sentences)
+    tokenizer, punkt, curator = load_tools(output, config)
     sides = {
         side: Side(f"{config.seed}\n{key}\n{side}", config, tokenizer, folder_of(output, side), name) for side in SIDES
     }
-    digest = new_digest()
-    intake = Intake(hashed(chunks, digest), copies, config, strict, load_curator(output, config))
-    for texts in intake.batches():
+    digest = text_digest()
+    intake = Intake(hashed(chunks, digest), copies, config, curator)
+    for texts in batches(intake.kept(), _AT_ONCE, lambda text: len(text.cleaned.text) + _WEIGHT):
         tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
         for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
             if side := intake.side_of(document, len(ids)):
@@ -94,10 +95,10 @@ class Intake:
     """
 
     def __init__(
-        self, chunks: Iterator[Chunk], copies: Mapping[int, str], config: BuildConfig, strict: bool, curator: Curator
+        self, chunks: Iterator[Chunk], copies: Mapping[int, str], config: BuildConfig, curator: Curator
     ) -> None:
         self._chunks, self._copies = chunks, copies
-        self._config, self._strict, self._curator = config, strict, curator
+        self._config, self._curator = config, curator
         self.contaminated: list[Contaminated] = []
         # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
         self._ledgers: dict[str, Counter[str]] = {
@@ -106,20 +107,8 @@ class Intake:
         self._repairs: Counter[str] = Counter()
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def batches(self) -> Iterator[list[Text]]:
-        """Yields the documents that are kept, cleaned, in batches."""
-        batch: list[Text] = []
-        size = 0
-        for text in self._used():
-            batch.append(text)
-            size += len(text.cleaned.text) + _WEIGHT
-            if size >= _AT_ONCE:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
-
-    def _used(self) -> Iterator[Text]:
+    def kept(self) -> Iterator[Text]:
+        """Yields the documents that are kept, cleaned."""
         numbers = count()
         for chunk in self._chunks:
             self._repairs["cut_documents"] += chunk.cut
@@ -136,8 +125,6 @@ class Intake:
                     cut_lines=cleaned.cut_lines,
                     cut_documents=document.cut,
                 )
-                if self._strict:
-                    _refuse_malformed(chunk, document, cleaned)
                 if reason:
                     self._count(reason, 1, cleaned.kept)
                 else:
@@ -177,8 +164,6 @@ class Intake:
         """Returns the accounts of the shard: everything read, and everything that its sides received."""
         pieces = self._ledgers["word_pieces"]
         pieces.update({side: entry.word_pieces for side, entry in entries.items() if entry})
-        if self._config.builder == "electra":
-            pieces["truncated"] = pieces["read"] - pieces[TRAIN] - pieces[HELD_OUT]
         shares = {origin: Share(**share) for origin, share in sorted(self._shares.items())}
         fields: dict[str, Any] = {**self._repairs, "inputs": shares}
         for name, counts in self._ledgers.items():
@@ -192,32 +177,14 @@ def _emptiness(cleaned: Cleaned) -> str | None:
     return "empty" if not cleaned.text or cleaned.text.isspace() else None
 
 
-def _refuse_malformed(chunk: Chunk, document: Document, cleaned: Cleaned) -> None:
-    if cleaned.first_invalid is not None:
-        problem, place = "malformed UTF-8", document.place
-        if chunk.format not in RECORD_FORMATS:  # in a record, escapes hide the exact byte: give the record's beginning
-            place += cleaned.first_invalid
-    elif document.reason in ("malformed_record", "unfinished_page"):
-        problem, place = document.reason.replace("_", " "), document.place
-    else:
-        return
-    raise ConfigError(f"strict: {chunk.source.path} has {problem} at byte {place}; fix the file, or omit --strict")
-
-
 @lru_cache(maxsize=1)
-def load_tools(output: Path, sentences: Sentences) -> tuple[WordPiece, Punkt | None]:
-    """Returns an output folder's tokenizer and, unless each line is a sentence, its Punkt model; cached per process."""
+def load_tools(output: Path, config: BuildConfig) -> tuple[WordPiece, Punkt | None, Curator]:
+    """Returns the tokenizer, the Punkt model unless each line is a sentence, and the curator; cached per process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
-    punkt = None if sentences == "line" else Punkt(load_model(output / PUNKT_NAME))
-    return WordPiece.load(output / TOKENIZER_NAME), punkt
-
-
-@lru_cache(maxsize=1)
-def load_curator(output: Path, config: BuildConfig) -> Curator:
-    """Returns the steps of curation that a configuration asks for; cached per process."""
+    punkt = None if config.sentences == "line" else Punkt(load_model(output / PUNKT_NAME))
     is_kept = language_test(config.keep_language, config.language_threshold) if config.keep_language else None
     contamination = Contamination(output / WORK_NAME) if config.evaluation_sets else None
-    return Curator(config.filter, is_kept, contamination)
+    return WordPiece.load(output / TOKENIZER_NAME), punkt, Curator(config.filter, is_kept, contamination)
 
 
 def _tokenize(
@@ -234,3 +201,68 @@ def _tokenize(
     sentence_ends = np.cumsum([len(document) for document in documents])
     token_ends = np.concatenate(([0], np.cumsum(lengths)))[sentence_ends]
     return zip(np.split(ids, token_ends[:-1]), np.split(lengths, sentence_ends[:-1]), strict=True)
+
+
+class Side:
+    """One side of a shard, training or held out: collects documents and writes their sequences and masks.
+
+    Args:
+        seed_key: the build's seed, the shard's key and the side's name; determines the random stream.
+    """
+
+    def __init__(self, seed_key: str, config: BuildConfig, tokenizer: WordPiece, folder: Path, name: str) -> None:
+        digest = hashlib.sha256(seed_key.encode()).digest()
+        self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+        self._config, self._tokenizer = config, tokenizer
+        self._masker = Masker(
+            config.seq_length, config.mask_copies, config.ngram, tokenizer.never_masked, tokenizer.continuation
+        )
+        self._name = name
+        self._ids = IndexedWriter(folder / name, np.uint16)
+        self._masks = IndexedWriter(folder / f"{name}.mask", np.uint8)
+        self._counts: Counter[str] = Counter()
+        self._ngrams = np.zeros(len(config.ngram), np.int64)
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self._tokens_waiting = 0
+
+    def add(self, ids: np.ndarray, sentence_lengths: np.ndarray) -> None:
+        """Adds one document: its concatenated ids and the number of ids in each sentence."""
+        self._waiting.append((ids, sentence_lengths))
+        self._tokens_waiting += len(ids)
+        if self._tokens_waiting >= _TOKENS_AT_ONCE or len(self._waiting) >= _DOCUMENTS_AT_ONCE:
+            self._make_sequences()
+
+    def finish(self) -> ShardEntry | None:
+        """Completes the files; returns None, and leaves no file, if no document was added."""
+        if self._waiting:
+            self._make_sequences()
+        if not self._counts:
+            return None
+        masks = {f".mask{suffix}": written for suffix, written in self._masks.close().items()}
+        written = self._ids.close() | masks
+        return ShardEntry(name=self._name, **self._counts, ngrams=tuple(self._ngrams.tolist()), written=written)
+
+    def _make_sequences(self) -> None:
+        """Writes the sequences and masks of the collected documents."""
+        documents, self._waiting, self._tokens_waiting = self._waiting, [], 0
+        text = np.concatenate([ids for ids, _ in documents])
+        stream = TokenStream(
+            text,
+            ~self._tokenizer.continuation[text],
+            np.cumsum(np.concatenate([lengths for _, lengths in documents])),
+            np.cumsum([len(ids) for ids, _ in documents]),
+        )
+        config, special = self._config, self._tokenizer.special
+        ids, lengths = build_sequences(
+            stream, config.seq_length, config.packing, special.cls, special.sep, self._random, config.one_segment
+        )
+        masks, ngrams = self._masker.draw(ids, lengths, self._random)
+        self._ids.add(ids, lengths)
+        self._masks.add(masks, np.full(len(lengths), masks.shape[1]))
+        self._ngrams += ngrams
+        self._counts.update(
+            sequences=len(lengths),
+            tokens=len(ids),
+            word_pieces=int((~np.isin(ids, (special.cls, special.sep))).sum()),
+            unknown=int((ids == special.unk).sum()),
+        )

@@ -9,10 +9,9 @@ from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
-from data_prep.rows import group_sizes, hub_parts, is_table
-from data_prep.seeking import can_seek
-from data_prep.sources import Source
-from data_prep.unpacking import SUFFIXES, text_per_byte
+from data_prep.formats import group_sizes, is_table
+from data_prep.sources import SUFFIXES, Source
+from data_prep.unpacking import can_seek, text_per_byte
 
 _FEWEST = 8  # shards of a build, unless they would be smaller than this
 _SMALLEST, _MIDDLE, _LARGEST = 6e6, 64e6, 1e9  # bytes of text in a shard; up to the middle size there are `_FEWEST`
@@ -21,7 +20,7 @@ _PACKED = 3  # bytes of text per byte of a small compressed file or table, which
 
 
 class Range(NamedTuple):
-    """The documents that begin in a part of a source, by bytes of text, row groups, or parts of a hub dataset."""
+    """The documents that begin in a part of a source, by bytes of text or row groups."""
 
     source: Source
     start: int = 0
@@ -64,11 +63,11 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
     tasks: list[Task] = []
     held: list[Range] = []
     number = size = 0
-    for source in filter(lambda source: source.size or source.on_hub, sources):
+    for source in filter(lambda source: source.size, sources):
         ranges, is_sought = [Range(source)], True
-        if source.on_hub or _text_size(source) > budget:
+        if _text_size(source) > budget:
             ranges, is_sought = _cut(source, budget)
-        is_large = source.on_hub or len(ranges) > 1
+        is_large = len(ranges) > 1
         if held and (is_large or size + _text_size(source) > budget):
             tasks.append((Shard(number, tuple(held), sum(part.source.size for part in held)),))
             number, size, held = number + 1, 0, []
@@ -98,9 +97,7 @@ def measured_size(source: Source) -> tuple[int, bool]:
 
 
 def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
-    """Returns the ranges of a large file or a hub dataset, and whether each can be read without those before it."""
-    if source.on_hub:
-        return [Range(source, part, part + 1) for part in range(hub_parts(source.path))], True
+    """Returns the ranges of a large file, and whether each can be read without those before it."""
     if is_table(source.path):
         groups = group_sizes(source.path)
         return [Range(source, *bounds) for bounds in pairwise(_groups_at_once(groups, budget))], True

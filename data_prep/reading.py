@@ -5,12 +5,12 @@ divides the text there: one worker reads up to it, another from it on. Both look
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 from data_prep.cleaning import clean
 from data_prep.formats import (
@@ -24,20 +24,22 @@ from data_prep.formats import (
     Reading,
     cut_point,
     format_of,
+    is_table,
     parse,
+    read_rows,
     split_long,
 )
 from data_prep.planning import Range, Shard
-from data_prep.rows import is_table, read_rows
-from data_prep.seeking import index_path, open_sought
 from data_prep.sources import Source
-from data_prep.unpacking import DAMAGED, opened, unpacked
+from data_prep.unpacking import DAMAGED, index_path, open_sought, opened, unpacked
 from foundation.config import ConfigError
 
 CHUNK = 16_000_000  # bytes of text
 _BLOCK = 1 << 20  # bytes of text read at a time
 _OVERLAP = 80  # bytes searched again with the next block; a document's end may span both
 _SAMPLED_FILES = 256  # each further file costs a seek and adds little
+
+Item = TypeVar("Item")
 
 
 class Chunk(NamedTuple):
@@ -57,32 +59,14 @@ class Chunk(NamedTuple):
         return len(self.content) if isinstance(self.content, bytes) else sum(len(row or b"") for row in self.content)
 
     def documents(self, reading: Reading) -> Iterator[Document]:
-        """Yields the documents in order.
-
-        Raises:
-            ConfigError: a record is too large.
-        """
+        """Yields the documents in order."""
         if isinstance(self.content, tuple):
             place = self.place
             for row in self.content:
                 yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
                 place += len(row or b"")
             return
-        if self.format in RECORD_FORMATS and len(self.content) > LONGEST_RECORD:
-            ends = [0, *(end.end() for end in END_OF_DOCUMENT[self.format].finditer(self.content)), len(self.content)]
-            if max(end - start for start, end in pairwise(ends)) > LONGEST_RECORD:
-                raise ConfigError(
-                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MiB, too large for a "
-                    f"worker's memory; check that it is really {self.format}, and split or remove the record"
-                )
         yield from parse(self.format, self.content, self.place, reading)
-
-    def add_to(self, digest: "hashlib.blake2b") -> None:
-        """Adds every byte of the text, and its source, place and format, to a digest."""
-        digest.update(f"{self.format} {self.source.key} {self.place} {self.size} {self.cut}\n".encode())
-        for row in self.content if isinstance(self.content, tuple) else (self.content,):
-            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
-            digest.update(row or b"")
 
 
 class _Text:
@@ -94,7 +78,7 @@ class _Text:
         self.source, self._stream = source, stream
         self.format = format_of(source.path, beginning, reading.boundary)
         self._end = END_OF_DOCUMENT[self.format]
-        self._longest = LONGEST_RECORD + 1 if self.format in RECORD_FORMATS else longest
+        self._longest = LONGEST_RECORD if self.format in RECORD_FORMATS else longest
         self._held, self._place = bytearray(held), place
         self.is_over = False
 
@@ -120,6 +104,9 @@ class _Text:
         """Returns the end of the first document end that begins at `place` or later; whether the cut there is forced.
 
         It is forced if the document runs on for too long. The end of the file ends the last document.
+
+        Raises:
+            ConfigError: a record runs on for too long.
         """
         searched = 0
         while True:
@@ -135,7 +122,10 @@ class _Text:
             if self.is_over and len(self._held) < limit:
                 return self.end, False
             if is_enough and self.format in RECORD_FORMATS:
-                return self._place + int(limit), False  # refused when its documents are read
+                raise ConfigError(
+                    f"input: {self.source.path} has a record of over {LONGEST_RECORD >> 20} MiB, too large for a "
+                    f"worker's memory; check that it is really {self.format}, and split or remove the record"
+                )
             if is_enough:
                 return int(place) + cut_point(bytes(self._held[int(at) : int(limit)])), True
             searched = len(self._held)
@@ -148,7 +138,7 @@ class _Text:
         return bool(block)
 
 
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Reads ranges, one after another; in a file that cannot be sought, continues where the previous range ended.
 
     Args:
@@ -163,9 +153,6 @@ class Reader:
         self._text: _Text | None = None
         self._open = ExitStack()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
@@ -176,9 +163,6 @@ class Reader:
             ConfigError: the file is unreadable or damaged, or not in the format that it appears to have.
         """
         source = part.source
-        if source.on_hub:
-            yield from self._rows(part)
-            return
         try:
             if self._text is None or self._text.source != source or part.start == 0:
                 self._open.close()
@@ -223,28 +207,41 @@ class Reader:
             start = end
 
     def _rows(self, part: Range) -> Iterator[Chunk]:
-        place = size = 0
-        held: list[bytes | None] = []
-        for text in read_rows(part.source, part.start, part.end, self._reading.text_column):
-            held.append(text)
-            size += len(text or b"")
-            if size >= self._budget:
-                yield Chunk(part.source, Format.ROWS, place, tuple(held))
-                place, size, held = place + size, 0, []
-        if held:
-            yield Chunk(part.source, Format.ROWS, place, tuple(held))
+        place = 0
+        rows = read_rows(part.source.path, part.start, part.end, self._reading.text_column)
+        for texts in batches(rows, self._budget, lambda text: len(text or b"")):
+            chunk = Chunk(part.source, Format.ROWS, place, tuple(texts))
+            yield chunk
+            place += chunk.size
 
 
-def new_digest() -> "hashlib.blake2b":
-    """Returns a digest to which no text has been added."""
+def text_digest() -> "hashlib.blake2b":
+    """Returns an empty digest for `hashed`."""
     return hashlib.blake2b(digest_size=16)
 
 
 def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk]:
-    """Yields the chunks, adding each to the digest."""
+    """Yields the chunks, adding every byte of each, and its source, place and format, to the digest."""
     for chunk in chunks:
-        chunk.add_to(digest)
+        digest.update(f"{chunk.format} {chunk.source.key} {chunk.place} {chunk.size} {chunk.cut}\n".encode())
+        for row in chunk.content if isinstance(chunk.content, tuple) else (chunk.content,):
+            digest.update(b"\0" if row is None else b"\1" + len(row).to_bytes(8, "little"))
+            digest.update(row or b"")
         yield chunk
+
+
+def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yields the items in lists of at least `limit` in size, but for the last one."""
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
+        if size >= limit:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Chunk]:
@@ -263,7 +260,7 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
         if taken > 2 * budget * number:
             continue
         with Reader(reading, budget=budget, longest=budget) as reader:
-            chunk = next(reader.chunks(Range(source, 0, 1 if source.on_hub else None)), None)
+            chunk = next(reader.chunks(Range(source)), None)
         if chunk is not None:
             taken += chunk.size
             yield chunk

@@ -1,28 +1,153 @@
-"""Splits documents into sentences with Punkt; the model is given as a folder or trained on a sample of the corpus.
+"""Splits documents into sentences with a Punkt model (Kiss and Strunk, 2006), exactly as NLTK and many times faster.
 
-A model's folder holds four text files in NLTK's `punkt_tab` form; `punkt` trains and applies it. The end of a line
-always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt decides about full stops, and knows no
-other marks than `.?!`.
+The model is given as a folder in NLTK's `punkt_tab` form, or trained on a sample of the corpus. The end of a line
+always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt knows no other marks than `.?!`.
+
+NLTK's PunktSentenceTokenizer decides, except after thousands of characters without a space. Only a full stop, question
+or exclamation mark before closing punctuation, or before white space and another word, may end a sentence. Here one
+compiled pattern finds these marks. Most words before them are neither abbreviations nor numbers and end a sentence
+regardless of the next word; NLTK decides the others, once for each pair of words.
 """
 
 import hashlib
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import regex
 
-from data_prep.punkt import Punkt, PunktModel
 from foundation.config import ConfigError
 from foundation.files import write_if_other
 
 Sentences = Literal["punkt", "marks", "line"]
+PUNKT_NAME = "punkt"  # name of the model's folder inside a shard folder
 
 MARKS = regex.compile(r"(?V1)[\p{Sentence_Break=STerm}--?!]")
 """Marks that always end a sentence, such as 。, ؟, ۔, ।, ። and full-width ？; not the marks that Punkt decides."""
 _AFTER_MARKS = regex.compile(rf"({MARKS.pattern}[\p{{Sentence_Break=STerm}}\p{{Close_Punctuation}}\p{{Pf}}\"']*)\s*")
 
 _FILES = ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt")
+
+# NLTK's PunktLanguageVars. \s is White_Space, without the separators 1C to 1F that `re` includes.
+_SPACE = r"[^\S\x1c-\x1f]"
+_QUOTES = "‘’“”«»"
+_NOT_IN_WORDS = rf"[)\";}}\]*:@'({{\[{_QUOTES}?!]"
+_MARK = re.compile(rf"[.?!](?={_NOT_IN_WORDS}|{_SPACE}+([\S\x1c-\x1f]+))")
+_CLOSERS = frozenset("\"')]}" + _QUOTES)
+_CLOSING = re.compile(rf"([\"')\]}}{_QUOTES}]+)(?:{_SPACE}+|(?=--)|$)")
+_OPENING = '"(['  # characters that are never part of the word after them
+_REMEMBERED, _LONGEST = 1 << 16, 128  # cached decisions, and the longest text of one in characters: at most about 20 MB
+_UNSPACED = 1 << 12  # characters without a space, too many to be words: NLTK would take quadratic time
+
+
+@cache
+def _nltk() -> Any:
+    """NLTK's module of Punkt; without SciPy and scikit-learn, which serve other modules and take 2 s to import."""
+    absent: dict[str, Any] = {name: None for name in ("scipy", "sklearn") if name not in sys.modules}
+    sys.modules.update(absent)
+    try:
+        from nltk.tokenize import punkt
+    finally:
+        for name in absent:
+            del sys.modules[name]
+    return punkt
+
+
+@dataclass
+class PunktModel:
+    """A trained model, with the names and values of NLTK's PunktParameters."""
+
+    abbrev_types: set[str] = field(default_factory=set)
+    collocations: set[tuple[str, str]] = field(default_factory=set)
+    sent_starters: set[str] = field(default_factory=set)
+    ortho_context: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def trained(cls, texts: Iterable[str]) -> "PunktModel":
+        """Trains a model by Punkt's unsupervised method (Kiss and Strunk, 2006), with NLTK's defaults."""
+        return cls(**vars(_nltk().PunktTrainer("\n\n".join(texts)).get_params()))
+
+    def sha256(self) -> str:
+        """Checksum that identifies the model by its content."""
+        return hashlib.sha256("\n\n".join(self.files().values()).encode()).hexdigest()
+
+    def files(self) -> dict[str, str]:
+        """The model as files by name in NLTK's `punkt_tab` form, sorted so that equal models give equal files."""
+        return {
+            "abbrev_types.txt": "\n".join(sorted(self.abbrev_types)),
+            "collocations.tab": "\n".join(sorted("\t".join(pair) for pair in self.collocations)),
+            "ortho_context.tab": "\n".join(f"{word}\t{flags}" for word, flags in sorted(self.ortho_context.items())),
+            "sent_starters.txt": "\n".join(sorted(self.sent_starters)),
+        }
+
+
+class Punkt:
+    """Splits lines into sentences with a model."""
+
+    def __init__(self, model: PunktModel) -> None:
+        parameters = _nltk().PunktParameters()
+        parameters.ortho_context.update(model.ortho_context)
+        for name in ("abbrev_types", "collocations", "sent_starters"):
+            setattr(parameters, name, getattr(model, name))
+        self._undecided = model.abbrev_types | {first for first, _ in model.collocations}
+        self._ask: Callable[[str], bool] = _nltk().PunktSentenceTokenizer(parameters).text_contains_sentbreak
+        self._ask_once = lru_cache(_REMEMBERED)(self._ask)
+
+    def sentences(self, line: str) -> list[str]:
+        """Returns the sentences of one line of text, without the white space between them."""
+        sentences = []
+        start, line_end = 0, len(line.rstrip())
+        for (end, following), (next_end, _) in pairwise([*self._ends(line), (line_end, line_end)]):
+            if line[following] in _CLOSERS and (closing := _CLOSING.match(line, following, next_end)):
+                sentences.append(line[start : closing.end(1)])
+                start = closing.end()
+            else:
+                if start < end:
+                    sentences.append(line[start:end])
+                start = following
+        if start < line_end:
+            sentences.append(line[start:line_end])
+        return sentences
+
+    def _ends(self, line: str) -> list[tuple[int, int]]:
+        """Returns each sentence's end and the next one's start, before closing punctuation is moved."""
+        found = []
+        for start, end, match in _candidates(line):
+            stem = line[start : end - 1].lower().lstrip(_OPENING)
+            following = match.start(1) if match[1] else end
+            is_word = len(stem) > 1 and stem.isalpha() and stem not in self._undecided
+            if is_word or match[0] != "." or stem[-1:] in _CLOSERS or end - start > _UNSPACED:
+                found.append((end, following))
+                continue
+            text = line[start : match.end(1) if match[1] else end + 1]
+            if self._ask_once(text) if len(text) <= _LONGEST else self._ask(text):
+                found.append((end, following))
+        return found
+
+
+def _candidates(line: str) -> list[tuple[int, int, re.Match[str]]]:
+    """Returns the marks that may end a sentence: start of the word before it, end of the mark, match.
+
+    If no space separates several marks, only the last counts, unless the first has no word before it.
+    """
+    found: list[tuple[int, int, re.Match[str]]] = []
+    spaced = line.replace("\t", " ")
+    start, mark = 0, 0  # of the word before the latest mark; the latest mark
+    for match in _MARK.finditer(line):
+        next_mark = match.start()
+        space = spaced.rfind(" ", mark, next_mark)
+        if space > mark:
+            start = space + 1
+        elif found and mark != start:
+            found.pop()
+        found.append((start, next_mark + 1, match))
+        mark = next_mark
+    return found
 
 
 def split_sentences(document: str, punkt: Punkt | None, *, marks: bool = False) -> list[str]:

@@ -19,7 +19,6 @@ _DRAWS = 4096  # random numbers taken at a time
 _NO_LIMIT = 1 << 32
 
 Packing = Literal["documents", "full"]
-Builder = Literal["lossless", "electra"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ def build_sequences(
     stream: TokenStream,
     seq_length: int,
     packing: Packing,
-    builder: Builder,
     cls: int,
     sep: int,
     random: np.random.Generator,
@@ -44,37 +42,30 @@ def build_sequences(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Packs the tokens of the stream, in order, into sequences of at most `seq_length` tokens.
 
-    No token is lost, except that Google's builder ("electra") discards the overflow.
+    No token is lost.
 
     Returns:
         The concatenated ids of the sequences, special tokens included, uint16; and their lengths, int32.
     """
     single = 1.0 if one_segment else SINGLE_SEGMENT
     if packing == "documents":
-        ends, half = _fill_documents(stream, seq_length, builder, single, random)
+        ends, half = _fill_documents(stream, seq_length, single, random)
     else:
         ends, half = _fill_across(len(stream.ids), seq_length, single, random)
     starts = np.concatenate(([0], ends)).astype(np.int64)[:-1]
     splits = _segment_ends(starts, ends, half, stream.sentence_ends, random)
-    ids = stream.ids
-    if builder == "electra":
-        ids, starts, splits, ends = _truncate(ids, starts, splits, ends, seq_length)
-    return _with_special_tokens(ids, starts, splits, ends, cls, sep)
+    return _with_special_tokens(stream.ids, starts, splits, ends, cls, sep)
 
 
 def _fill_documents(
-    stream: TokenStream, seq_length: int, builder: Builder, single: float, random: np.random.Generator
+    stream: TokenStream, seq_length: int, single: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ends of the sequences (offsets into the stream) and target lengths of their first segments.
 
-    A word that does not fit starts the next sequence whole, unless it is longer than a sequence. Google's builder takes
-    whole sentences until a sequence reaches its target.
+    A word that does not fit starts the next sequence whole, unless it is longer than a sequence.
     """
     numbers = np.arange(len(stream.ids), dtype=np.int32)
-    if builder == "electra":  # first sentence end at or after each token
-        cut = np.repeat(stream.sentence_ends, np.diff(np.minimum(stream.sentence_ends + 1, len(numbers)), prepend=0))
-    else:
-        cut = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))  # start of each token's word
+    cut = np.maximum.accumulate(np.where(stream.word_starts, numbers, 0))  # start of each token's word
     ends: list[int] = []
     room: list[int] = []  # text tokens that each sequence can hold, drawn ahead
     half: list[int] = []
@@ -83,8 +74,6 @@ def _fill_documents(
         while position < document_end:
             if len(ends) == len(room):
                 new_room, new_half = _draw_targets(_DRAWS, SHORT_TARGET, single, seq_length, random)
-                if builder == "electra":
-                    new_room += np.where(new_half == _NO_LIMIT, 2, 3)  # counts special tokens
                 room += new_room.tolist()
                 half += new_half.tolist()
             full = position + room[len(ends)]
@@ -105,21 +94,6 @@ def _fill_across(
     ends = np.cumsum(room)
     count = int(np.searchsorted(ends, tokens)) + 1 if tokens else 0
     return np.minimum(ends[:count], tokens), half[:count]
-
-
-def _truncate(
-    ids: np.ndarray, starts: np.ndarray, splits: np.ndarray, ends: np.ndarray, seq_length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Discards the tokens that exceed a sequence, truncating segment A first, then B; returns four new arrays."""
-    first = np.minimum(splits - starts, seq_length - 2)
-    second = np.minimum(ends - splits, np.maximum(0, seq_length - 3 - first))
-    edges = np.zeros(len(ids) + 1, np.int8)
-    np.add.at(edges, np.concatenate((starts + first, splits + second)), 1)
-    np.add.at(edges, np.concatenate((splits, ends)), -1)
-    kept = np.cumsum(edges[:-1], dtype=np.int8) == 0
-    new_ends = np.cumsum(first + second)
-    new_starts = new_ends - first - second
-    return ids[kept], new_starts, new_starts + first, new_ends
 
 
 def _draw_targets(

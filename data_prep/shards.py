@@ -4,7 +4,7 @@
 element type, uint64 items, uint64 document marks (items + 1: every item is its own document), then int32
 lengths (elements), int64 offsets (bytes) and int64 document marks. Source:
 megatron/core/datasets/indexed_dataset.py of megatron-core 0.16.1. Importing that takes seconds, so this module
-reads and writes the format itself.
+reads and writes the format itself. Here too: the comparison of a shard folder's files with its manifest.
 """
 
 import mmap
@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.manifest import Manifest, ShardEntry
+from data_prep.tokens import TOKENIZER_NAME, WordPiece
 from foundation.config import ConfigError
-from foundation.files import NewFile, with_suffix, write_atomically
+from foundation.files import NewFile, file_sha256, with_suffix, write_atomically
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -133,3 +135,37 @@ def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, in
     if magic != _MAGIC or version != 1 or code not in _TYPES:
         raise ConfigError(f"{path}: not an index of ids or masks; rebuild the shard")
     return _TYPES[code], items, marks
+
+
+def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
+    """Returns the differences between a folder's tokenizer and the one that its manifest names; normally none."""
+    problems = []
+    tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
+    ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
+    if ours != (manifest.tokenizer_sha256, manifest.vocab_size, manifest.special_tokens):
+        problems.append(f"{TOKENIZER_NAME}: not the tokenizer named by the manifest, or its special ids differ")
+    for name, expected in manifest.tokenizer_files.items():
+        path = folder / TOKENIZER_NAME / name
+        if not path.is_file() or file_sha256(path) != expected:
+            problems.append(f"{TOKENIZER_NAME}/{name}: missing, or changed since it was written")
+    return problems
+
+
+def file_problems(folder: Path, shard: ShardEntry, *, checksums: bool = True) -> list[str]:
+    """Returns a line per missing or changed file of a shard; compares sizes and, if `checksums`, sha256."""
+    found = (
+        file_problem(folder / (shard.name + suffix), size, digest if checksums else None)
+        for suffix, (size, digest) in shard.written.items()
+    )
+    return list(filter(None, found))
+
+
+def file_problem(path: Path, size: int, digest: str | None) -> str | None:
+    """Compares a file with its expected size and, if given, sha256; returns the difference, or None."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+    if found != size:
+        return f"{path.name}: {found} bytes, expected {size}"
+    return None if not digest or file_sha256(path) == digest else f"{path.name}: changed since it was written (sha256)"

@@ -1,25 +1,25 @@
-"""Finds the input files: expands files, folders, globs and names of hub datasets."""
+"""Finds the input files: expands files, folders, globs and names of datasets on the Hugging Face hub."""
 
 import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
-from data_prep.unpacking import text_suffix
 from foundation.config import ConfigError
 from foundation.files import require_file_or_folder
 
-HUB = "hub:"  # prefix of a dataset's name on the Hugging Face hub
+HUB = "hub:"
+"""Beginning of a dataset's name: `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""
+SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.
 _TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input file or a dataset on the hub; `key` is `NUMBER/PATH`: the input's number, and the path below it.
+    """An input file; `key` is `NUMBER/PATH`: the input's number, and the path below it.
 
     A corpus may have a million files: a path as text takes a third of the memory of a `Path`.
     """
@@ -34,31 +34,29 @@ class Source:
         """The file's path."""
         return Path(self.name)
 
-    @property
-    def on_hub(self) -> bool:
-        """True for a dataset streamed from the hub."""
-        return self.name.startswith(HUB)
-
 
 def find_sources(inputs: Sequence[Path]) -> list[Source]:
     """Returns the files that the inputs name: files, folders (recursively, no hidden files), globs; in a fixed order.
 
+    Files of the hub are downloaded once, into the cache of `datasets`.
+
     Raises:
-        ConfigError: there is no text, a file's suffix is not a known text format, or a path is a pipe or device.
+        ConfigError: the hub cannot be reached, there is no text, a file's suffix is not a known text format, or a path
+            is a pipe or device.
     """
     sources = [source for number, given in enumerate(inputs) for source in _sources_of(number, given)]
-    if not any(source.size or source.on_hub for source in sources):
+    if not any(source.size for source in sources):
         raise ConfigError(f"input: {' '.join(map(str, inputs))} has no text; give files that contain text")
     return sources
 
 
 def _sources_of(number: int, given: Path) -> Iterator[Source]:
-    if str(given).startswith(HUB):
-        yield Source(str(given), f"{number}/{given}", 0, f"{number} {given}")
-        return
     origin = f"{number} {_as_text(given.name)}"
     try:
-        for relative, path in sorted(_files_of(given)):
+        files = sorted(_files_of(given))
+        if not files:
+            raise ConfigError(f"input: {given} names no file; give text files, folders of them, or a quoted glob")
+        for relative, path in files:
             size = require_file_or_folder(Path(path), "input").st_size
             yield Source(path, f"{number}/{_as_text(relative)}", size, origin)
     except OSError as error:
@@ -68,16 +66,16 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
 def _files_of(given: Path) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the input, path) for every file that an input names."""
     found: Iterator[Path]
+    if str(given).startswith(HUB):
+        yield from _hub_files(str(given))
+        return
     if given.is_dir():
         root, found = given, _walk(given)
     elif given.exists():
         root, found = given.parent, iter([given])
     else:
         root, found = _matches(given)
-    first = next(found, None)
-    if first is None:
-        raise ConfigError(f"input: {given} names no file; give text files, folders of them, or a quoted glob")
-    for path in chain([first], found):
+    for path in found:
         relative = path.relative_to(root)
         if any(part.startswith(".") for part in relative.parts):
             continue
@@ -88,6 +86,24 @@ def _files_of(given: Path) -> Iterator[tuple[str, str]]:
                 "quoted glob"
             )
         yield relative.as_posix(), str(path)
+
+
+def _hub_files(given: str) -> Iterator[tuple[str, str]]:
+    """Yields (address, path in the cache) for every file of a dataset's train split."""
+    import datasets
+
+    given_name, _, revision = given.removeprefix(HUB).partition("@")
+    name, _, configuration = given_name.partition(":")
+    try:
+        builder = datasets.load_dataset_builder(name, configuration or None, revision=revision or None)
+        addresses = list((builder.config.data_files or {})["train"])
+        yield from zip(addresses, datasets.DownloadManager(dataset_name=name).download(addresses), strict=True)
+    except Exception as error:  # the network, the hub and the library raise a dozen types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"input: {given} cannot be downloaded from the hub ({reason}); check the name and the network, or download "
+            "the files and give their folder"
+        ) from None
 
 
 def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
@@ -117,6 +133,11 @@ def _walk(folder: Path) -> Iterator[Path]:
             entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
         waiting.extend(here / entry.name for entry in entries if entry.is_dir())
         yield from (here / entry.name for entry in entries if not entry.is_dir())
+
+
+def text_suffix(path: Path) -> str:
+    """Returns a file's suffix before its compression suffix: .txt for a.txt.gz."""
+    return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
 
 def _as_text(name: str) -> str:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from foundation.command_line import print_warning
-from foundation.config import ConfigError, StrictRecord, shown
+from foundation.config import ConfigError, StrictRecord
 from foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
@@ -27,8 +26,7 @@ CONTINUATION = "##"
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
-_FEW_CAPITALS = 0.02  # share of the tokens; a quarter or more in BERT's cased vocabularies
-_CHECKED = 4096  # characters per batch encoded by both encoders: 0.4% of the pipeline's 1 Mi-character batches
+_CHECKED, _LONGEST_CHECKED = 32, 4096  # texts per batch encoded by both encoders, and characters of each
 
 
 class SpecialTokens(StrictRecord):
@@ -83,12 +81,7 @@ class WordPiece:
         for path in (folder / name for name in FILES):
             if path.resolve().parent != folder.resolve():
                 raise ConfigError(f"{path}: links to a file outside its folder; replace it with a copy")
-        try:
-            tokenizer = _from_folder(folder)
-        except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
-            raise ConfigError(f"{folder}: no tokenizer can be read ({_first_line(error)}); build it again") from None
-        _check(tokenizer, str(folder))
-        return cls(tokenizer)
+        return cls(_checked(str(folder), lambda: _from_folder(folder)))
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes texts; returns their ids, concatenated, uint16, and the number per text, int64; no special tokens.
@@ -98,7 +91,8 @@ class WordPiece:
         """
         if self._fast is None:
             return self._encode_slowly(texts)
-        self._check_sample(texts)
+        for text in texts[:_CHECKED]:
+            self._require_agreement(text[:_LONGEST_CHECKED])
         return _encode_fast(self._fast, texts)
 
     def _encode_slowly(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -108,24 +102,13 @@ class WordPiece:
         ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
         return ids, lengths
 
-    def _check_sample(self, texts: Sequence[str]) -> None:
-        """Compares the two encoders on the first characters of the texts; refuses a difference."""
-        sample, left = [], _CHECKED
-        for text in texts:
-            sample.append(text[:left])
-            left -= len(text)
-            if left <= 0:
-                break
-        if not self._agree(sample):
-            culprit = next((text for text in sample if not self._agree([text])), sample[0])
+    def _require_agreement(self, text: str) -> None:
+        slow, fast = self._encode_slowly([text]), _encode_fast(self._fast, [text])
+        if not all(map(np.array_equal, slow, fast)):
             raise ConfigError(
-                f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {culprit[:80]!r}; "
+                f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {text[:80]!r}; "
                 "`pip uninstall nanotoken` and run again: slower, but correct"
             )
-
-    def _agree(self, texts: Sequence[str]) -> bool:
-        pairs = zip(self._encode_slowly(texts), _encode_fast(self._fast, texts), strict=True)
-        return all(np.array_equal(slow, fast) for slow, fast in pairs)
 
     def normalized(self, text: str) -> str:
         """Returns a text as the vocabulary sees it, in its case and accents."""
@@ -164,52 +147,37 @@ def open_tokenizer(vocab: str) -> WordPiece:
     Raises:
         ConfigError: it does not exist, is not WordPiece, lacks a special token, or has too many ids for uint16.
     """
-    path = Path(vocab)
-    try:
-        if path.is_dir():
-            tokenizer = _from_folder(path)
-        elif path.exists():
-            tokens = _read_vocabulary(path)
-            has_settings = any((path.parent / name).is_file() for name in FILES[:2])
-            tokenizer = _from_folder(path.parent) if has_settings else from_vocabulary(tokens)
-            if tokenizer.get_vocab() != {token: number for number, token in enumerate(tokens)}:
-                tokenizer = from_vocabulary(tokens)  # the settings beside it belong to another vocabulary
-        elif (  # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
-            not path.is_absolute()
-            and len(path.parts) <= 2
-            and path.suffix != ".txt"
-            and not os.path.lexists(path.parts[0])
-        ):
-            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
-            tokenizer = Tokenizer.from_pretrained(vocab)
-        else:
-            raise ConfigError(
-                f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or the name of a model on the hub"
-            )
-    except ConfigError:
-        raise
-    except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
-        raise ConfigError(
-            f"vocab: no tokenizer can be read from {vocab} ({_first_line(error)}); give another"
-        ) from None
-    _check(tokenizer, vocab)
-    word_piece = WordPiece(tokenizer)
+    word_piece = WordPiece(_checked(vocab, lambda: _named(vocab)))
     if word_piece.slow_because is not None:
         print(f"using Hugging Face's encoder, which is 20 times slower: {word_piece.slow_because}", file=sys.stderr)
     return word_piece
+
+
+def _named(vocab: str) -> Tokenizer:
+    path = Path(vocab)
+    if path.is_dir():
+        return _from_folder(path)
+    if path.exists():
+        tokens = _read_vocabulary(path)
+        if any((path.parent / name).is_file() for name in FILES[:2]):
+            tokenizer = _from_folder(path.parent)
+            if tokenizer.get_vocab() == {token: number for number, token in enumerate(tokens)}:
+                return tokenizer
+        return from_vocabulary(tokens)  # settings beside it, if any, belong to another vocabulary
+    # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
+    if path.is_absolute() or len(path.parts) > 2 or path.suffix == ".txt" or os.path.lexists(path.parts[0]):
+        raise ConfigError(
+            f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or the name of a model on the hub"
+        )
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
+    return Tokenizer.from_pretrained(vocab)
 
 
 def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
     """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter."""
     if normalizer is None:
         words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
-        capitals = [word for word in words if word != word.lower()]
-        normalizer = normalizers.BertNormalizer(lowercase=not capitals)
-        if 0 < len(capitals) < _FEW_CAPITALS * len(words):
-            print_warning(
-                f"vocab: text keeps its case, as {len(capitals)} of {len(words):,} tokens have capital letters, such as"
-                f" {shown(capitals[0])}; write these in lower case, or set do_lower_case in a tokenizer_config.json"
-            )
+        normalizer = normalizers.BertNormalizer(lowercase=all(word == word.lower() for word in words))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION))
     tokenizer.normalizer = normalizer
@@ -280,11 +248,19 @@ def _read_vocabulary(path: Path) -> list[str]:
     return path.read_text("utf-8").removesuffix("\n").split("\n")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
+    """Returns the tokenizer that `read` returns.
 
-
-def _check(tokenizer: Tokenizer, vocab: str) -> None:
+    Raises:
+        ConfigError: it cannot be read, is not WordPiece, lacks a special token, or has too many ids for uint16.
+    """
+    try:
+        tokenizer = read()
+    except ConfigError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"vocab: no tokenizer can be read from {vocab} ({reason}); give another") from None
     settings = json.loads(tokenizer.to_str())["model"]
     problems = []
     if settings.get("type") != "WordPiece" or settings.get("continuing_subword_prefix") != CONTINUATION:
@@ -299,3 +275,4 @@ def _check(tokenizer: Tokenizer, vocab: str) -> None:
         problems.append(f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}")
     if problems:
         raise ConfigError(*problems)
+    return tokenizer

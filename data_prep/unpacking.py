@@ -1,19 +1,30 @@
-"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognized by content."""
+"""Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognized by content.
+
+Large files of gzip and bzip2 are read from any place, by rapidgzip and an index of the file. The index takes
+decompressing the file once, on every core. Without rapidgzip one worker reads the file from its beginning and writes
+all its shards, with the same bytes.
+"""
 
 import bz2
+import hashlib
 import io
+import json
 import lzma
 import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
+from data_prep.sources import Source
+from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError
+from foundation.files import TEMPORARY_SUFFIX, with_suffix
+from foundation.machine import cores
 
-SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
 _MEASURED = 1 << 19  # least bytes of text to measure a file's compression
@@ -69,40 +80,27 @@ def _open_zstandard(file: BinaryIO) -> Any:
     return pyarrow.CompressedInputStream(file, "zstd")
 
 
-class Packing(NamedTuple):
-    """A kind of compression: the first bytes of a file; how it is opened, and whether rapidgzip can seek in it."""
-
-    magic: re.Pattern[bytes]
-    open: Callable[[BinaryIO], Any]
-    can_seek: bool
-
-
 def _streams(new_decompressor: Callable[[], Any], *, may_pad: bool) -> Callable[[BinaryIO], Any]:
     return lambda file: io.BufferedReader(_Streams(new_decompressor, may_pad, file))
 
 
-_PACKINGS = {
-    "gzip": Packing(re.compile(rb"\x1f\x8b"), _streams(partial(zlib.decompressobj, 31), may_pad=False), True),
-    "bzip2": Packing(re.compile(rb"BZh"), _streams(bz2.BZ2Decompressor, may_pad=True), True),
-    "xz": Packing(
+_PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
+    "gzip": (re.compile(rb"\x1f\x8b"), _streams(partial(zlib.decompressobj, 31), may_pad=False)),
+    "bzip2": (re.compile(rb"BZh"), _streams(bz2.BZ2Decompressor, may_pad=True)),
+    "xz": (
         re.compile(rb"\xfd7zXZ\x00"),
         _streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), may_pad=True),
-        False,
     ),
     # a skippable frame begins pzstd's files
-    "Zstandard": Packing(re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard, False),
+    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
 }
+"""The kinds of compression: the first bytes of a file, and how it is opened."""
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
     "zip": re.compile(rb"PK\x03\x04"),
     "7z": re.compile(rb"7z\xbc\xaf\x27\x1c"),
     "RAR": re.compile(rb"Rar!\x1a\x07"),
 }
-
-
-def text_suffix(path: Path) -> str:
-    """Returns a file's suffix before its compression suffix: .txt for a.txt.gz."""
-    return (path.with_suffix("") if path.suffix in SUFFIXES else path).suffix
 
 
 def opened(path: Path) -> BinaryIO:
@@ -122,21 +120,20 @@ def opened(path: Path) -> BinaryIO:
 def unpacked(file: BinaryIO) -> Any:
     """Returns a stream that decompresses a file from its beginning; None if it is not compressed."""
     packing = packing_of(file)
-    return packing.open(file) if packing else None
+    return _PACKINGS[packing][1](file) if packing else None
 
 
-def packing_of(file: BinaryIO) -> Packing | None:
+def packing_of(file: BinaryIO) -> str | None:
     """Returns the kind of a file's compression, if any; leaves the file at its beginning."""
     file.seek(0)
     beginning = file.read(_MAGIC)
     file.seek(0)
-    return next((packing for packing in _PACKINGS.values() if packing.magic.match(beginning)), None)
+    return next((name for name, (magic, _) in _PACKINGS.items() if magic.match(beginning)), None)
 
 
-def is_bzip2(path: Path) -> bool:
-    """True for a file of bzip2."""
+def _packing_at(path: Path) -> str | None:
     with opened(path) as file:
-        return packing_of(file) == _PACKINGS["bzip2"]
+        return packing_of(file)
 
 
 def text_per_byte(path: Path) -> float | None:
@@ -155,7 +152,67 @@ def text_per_byte(path: Path) -> float | None:
 
 def not_text(beginning: bytes) -> str | None:
     """Returns the kind of data if it is not text (compressed again, an archive, or binary), else None."""
-    magics = {name: packing.magic for name, packing in _PACKINGS.items()} | _ARCHIVES
+    magics = {name: magic for name, (magic, _) in _PACKINGS.items()} | _ARCHIVES
     found = next((name for name, magic in magics.items() if magic.match(beginning)), None)
     stray, share = _MOST_ZEROS
     return found or ("binary" if beginning.count(0) > stray + share * len(beginning) else None)
+
+
+def can_seek(source: Source) -> bool:
+    """True if a file is of gzip or bzip2 and rapidgzip is installed."""
+    if _packing_at(source.path) not in ("gzip", "bzip2"):
+        return False
+    is_installed = find_spec("rapidgzip") is not None
+    if not is_installed:
+        name = printable(source.name)
+        print_warning(f"{name}: one worker reads it; several can after pip install 'electra-sampler[packed]'")
+    return is_installed
+
+
+def make_index(source: Source, folder: Path) -> None:
+    """Decompresses a file, on every core, to write the index by which `open_sought` seeks.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    path = index_path(source, folder)
+    for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
+        try:
+            return _write_index(source.path, threads, path)
+        except (*DAMAGED, ValueError) as error:
+            problem = error
+    raise ConfigError(f"input: {source.path} cannot be read to the end ({problem}); replace the file")
+
+
+def _write_index(path: Path, threads: int, index: Path) -> None:
+    temporary = with_suffix(index, TEMPORARY_SUFFIX)
+    with _opened(path, threads) as file:
+        if _packing_at(path) == "bzip2":
+            temporary.write_text(json.dumps(list(file.block_offsets().items())))
+        else:
+            file.export_index(str(temporary))
+    temporary.replace(index)
+
+
+def open_sought(source: Source, folder: Path) -> Any:
+    """Opens a compressed file by its index in the folder, so that it can be read from any place."""
+    index = index_path(source, folder)
+    file = _opened(source.path, 1)
+    if _packing_at(source.path) == "bzip2":
+        file.set_block_offsets(dict(json.loads(index.read_text())))
+    else:
+        file.import_index(str(index))
+    return file
+
+
+def index_path(source: Source, folder: Path) -> Path:
+    """The file of a compressed file's index in the folder."""
+    return folder / f"index-{hashlib.blake2b(source.key.encode(), digest_size=8).hexdigest()}"
+
+
+def _opened(path: Path, threads: int) -> Any:
+    import rapidgzip  # type: ignore[import-not-found]
+
+    return (rapidgzip.IndexedBzip2File if _packing_at(path) == "bzip2" else rapidgzip.RapidgzipFile)(
+        str(path), parallelization=threads
+    )

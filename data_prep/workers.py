@@ -1,20 +1,16 @@
 """Runs tasks in this process, in several processes of this machine, or on the ranks of an mpirun."""
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
-from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
 from foundation.command_line import print_warning
 
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
-_GARBAGE = (100_000, 50, 50)  # the collector looks rarely: words and documents are many small objects without cycles
-_WAITING_PER_WORKER = 2  # tasks queued per worker: workers never wait for the reader, and memory stays bounded
 
 Item = TypeVar("Item")
 
@@ -26,20 +22,20 @@ class Pool:
         self.size = size
         self._executor = ranks
 
-    def limit(self, tasks: int) -> None:
-        """Lowers the number of workers, before they start, to the number of tasks: more would start for nothing."""
+    def start(self, tasks: int) -> None:
+        """Starts the workers, no more than there are tasks: they import while this process prepares."""
         self.size = max(1, min(self.size, tasks))
-
-    def start(self) -> None:
-        """Starts the workers, which otherwise start with their first tasks: they import while this process prepares."""
-        if self._executor is None and self.size > 1 and not _has_semaphores():
-            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; one does the work")
-            self.size = 1
-        if self._executor is None and self.size > 1:
+        if self._executor is not None or self.size == 1:
+            return
+        try:
             # spawned, not forked: the tokenizer's threads do not survive a fork
             self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin)
-            for _ in range(self.size):
-                self._executor.submit(os.getpid)
+        except (ImportError, OSError):
+            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; one does the work")
+            self.size = 1
+            return
+        for _ in range(self.size):
+            self._executor.submit(os.getpid)
 
     def end(self) -> None:
         """Ends the workers after the tasks that they are at; the waiting ones are dropped."""
@@ -47,63 +43,39 @@ class Pool:
             self._executor.shutdown(cancel_futures=True)
 
     def run(self, function: Callable[..., Any], items: Iterable[Item], *constants: Any) -> Iterator[tuple[Item, Any]]:
-        """Yields each item with `function(item, *constants)` as it completes; draws items only as workers need them."""
-        self.start()
+        """Yields each item with `function(item, *constants)` as it completes, in any order."""
+        self.start(self.size)
         if self._executor is None:
             for item in items:
                 yield item, function(item, *constants)
             return
-        waiting: dict[Future[Any], Item] = {}
-        done: SimpleQueue[Future[Any]] = SimpleQueue()
-        for item in items:
-            future = self._executor.submit(function, item, *constants)
-            waiting[future] = item
-            future.add_done_callback(done.put)
-            if len(waiting) >= self.size * _WAITING_PER_WORKER:
-                yield _next(waiting, done)
-        while waiting:
-            yield _next(waiting, done)
-
-
-def _has_semaphores() -> bool:
-    try:
-        get_context("spawn").Lock()
-    except (ImportError, OSError):
-        return False
-    return True
-
-
-def _next(waiting: dict[Future[Any], Item], done: "SimpleQueue[Future[Any]]") -> tuple[Item, Any]:
-    """Waits for a task that is done; returns its item with the result."""
-    future = done.get()
-    return waiting.pop(future), future.result()
+        waiting = {self._executor.submit(function, item, *constants): item for item in items}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
 
 
 @contextmanager
 def start_pool(workers: int) -> Iterator[Pool | None]:
-    """Yields a pool of MPI's ranks under mpirun, else of `workers` processes; None on a rank that was a worker."""
-    before = gc.get_threshold()
-    gc.set_threshold(*_GARBAGE)
-    try:
-        if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
-            from mpi4py import MPI
-            from mpi4py.futures import MPICommExecutor
+    """Yields a pool: MPI's ranks under mpirun, else `workers` processes.
 
-            with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
-                yield None if executor is None else Pool(MPI.COMM_WORLD.Get_size() - 1, executor)
-        else:
-            pool = Pool(workers)
-            try:
-                yield pool
-            finally:
-                pool.end()
+    On a worker's rank it yields None, once the pool is closed.
+    """
+    if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
+
+        with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+            yield None if executor is None else Pool(MPI.COMM_WORLD.Get_size() - 1, executor)
+        return
+    pool = Pool(workers)
+    try:
+        yield pool
     finally:
-        gc.set_threshold(*before)
+        pool.end()
 
 
 def _begin() -> None:
     """Makes this worker end when its parent is killed: it would wait forever, or write into a resumed build."""
-    gc.set_threshold(*_GARBAGE)
 
     def watch() -> None:
         if parent := parent_process():

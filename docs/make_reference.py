@@ -17,7 +17,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from electra_sampler.commands import COMMANDS, PROGRAM
 from finetune.config import GlueConfig, SquadConfig
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from foundation.command_line import parser_of
 from foundation.markdown_table import markdown_table
 from foundation.settings import Setting, settings
@@ -97,10 +97,15 @@ def settings_page() -> Iterator[str]:
     yield "RTE trains for 10 epochs."
     yield ""
     yield from table(
-        {name: settings(GlueConfig, settings_for("MNLI", *shape, {}))[0] for name, shape in shapes.items()}
+        {name: settings(GlueConfig, settings_for(GlueConfig, "MNLI", *shape, {}))[0] for name, shape in shapes.items()}
     )
     yield from ("", "## Fine-tuning on SQuAD", "")
-    yield from table({name: settings(SquadConfig, squad_settings_for(*shape, {}))[0] for name, shape in shapes.items()})
+    yield from table(
+        {
+            name: settings(SquadConfig, settings_for(SquadConfig, "SQuAD 2.0", *shape, {}))[0]
+            for name, shape in shapes.items()
+        }
+    )
     yield from ("", "## DeepSpeed", "")
     yield "`--set deepspeed.KEY=VALUE`, of pre-training and fine-tuning; more in [DeepSpeed files](deepspeed.md)."
     yield "`null`: the key is left out, and DeepSpeed's own default holds."

@@ -32,12 +32,6 @@ class FinetuneConfig(StrictConfig):
     """Most word pieces per sequence, special tokens included."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
-    legacy_layer_decay: bool = False
-    """One more factor of decay on everything below the head, as in google-research/electra."""
-    legacy_adam: bool = False
-    """Adam without bias correction, as in google-research/electra."""
-    multiplicative_warmup: bool = False
-    """Warm-up multiplies a rate that decays from the first update on, as in google-research/electra."""
     warmup_fraction: Fraction = 0.1
     """Share of the updates in which the learning rate rises (paper's fine-tuning table)."""
     dropout: Fraction = 0.1
@@ -60,10 +54,6 @@ class GlueConfig(FinetuneConfig):
 
     head: Annotated[Literal["electra", "hf"], Option("electra")] = "electra"
     """google-research/electra's one dense layer, or Hugging Face's two."""
-    both_orders: bool = False
-    """Symmetric pairs are trained on in both orders, as google-research/electra does."""
-    plain_scores: bool = False
-    """Regression targets are the files' scores, not divided by the highest."""
 
 
 class SquadConfig(FinetuneConfig):
@@ -73,15 +63,8 @@ class SquadConfig(FinetuneConfig):
     """Most word pieces of a question; the rest is cut."""
     stride: Annotated[Count, Option("128")]
     """Word pieces from the start of one window on a paragraph to the next."""
-    max_answer: Count
-    """Most word pieces of a predicted answer."""
-    n_best: Count
-    """Answers kept per window and per question."""
-    null_threshold: float = -2.75
-    """A question whose answerability logit exceeds it gets no answer; with the head `hf`, the score of [CLS] minus the
-    score of the best answer (0)."""
-    head: Annotated[Literal["electra", "xlnet", "hf"], Option("electra")] = "electra"
-    """Head and conventions of google-research/electra, XLNet or Hugging Face."""
+    head: Annotated[Literal["electra", "xlnet"], Option("electra")] = "electra"
+    """Head and conventions of google-research/electra or of XLNet."""
 
 
 class TaggingConfig(FinetuneConfig):
@@ -97,13 +80,11 @@ Settings = GlueConfig | SquadConfig | TaggingConfig
 class FinetuneOptions(StrictConfig):
     """The options that all commands share."""
 
-    settings_class: ClassVar[type[FinetuneConfig]] = FinetuneConfig
+    settings_class: ClassVar[type[Settings]]
     """The settings of the command's runs."""
 
     model: Annotated[FileName, Group("the runs")]
-    """exported folder, hub name of a stock ELECTRA, or with --steps a run"""
-    steps: tuple[str, ...] = ()
-    """the run's checkpoints to fine-tune: all, newest, or their steps"""
+    """exported folder, or hub name of a stock ELECTRA"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """one run per seed; the paper reports the median of five"""
     random_weights: bool = False
@@ -132,11 +113,11 @@ class FinetuneOptions(StrictConfig):
         given = [(name, value) for name, value in self if name in known and value is not None]
         given += [parse_override(one) or (one, None) for one in self.set if one not in self.of_deepspeed]
         names = [name for name, _ in given]
-        if wrong := [name for name in names if name not in known or names.count(name) > 1]:
-            raise ConfigError(
-                f"--set: got {shown(wrong[0])}, expected KEY=VALUE with a KEY from --list_settings, each given only"
-                f" once, by --set or by its own option{did_you_mean(wrong[0], known) if wrong[0] not in known else ''}"
-            )
+        if unknown := [name for name in names if name not in known]:
+            key, meant = shown(unknown[0]), did_you_mean(unknown[0], known)
+            raise ConfigError(f"--set: got {key}, expected KEY=VALUE with a KEY from --list_settings{meant}")
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"--set: {repeated[0]} is given more than once; give it once, by --set or by its option")
         return dict(given)
 
     @property
@@ -173,7 +154,7 @@ class GlueOptions(FinetuneOptions):
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
     data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
-    """folder of TASK/train.tsv, dev.tsv (or .jsonl, .parquet), or hub, or hub:NAME"""
+    """folder of TASK/train.tsv, dev.tsv, or hub, or hub:NAME"""
     output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
     predict_test: bool = False

@@ -5,10 +5,11 @@ Shape letters: B rows of a batch, L length, H hidden size, V vocabulary, P pairs
 
 import io
 import json
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from pretrain.model.heads import DiscriminatorHead, VocabularyScores, Vocabulary
 TOKENS_PER_BATCH = 8192
 """Padding included; at base size half a gigabyte of activations and scores."""
 GROUPS = ("field", "term", "paradigm")
+KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
+"""BLiMP's names of the fields of `Pair`."""
 
 
 class Pair(NamedTuple):
@@ -46,36 +49,26 @@ def read_pairs(folder: Path) -> list[Pair]:
     """Reads the pairs of every .jsonl file in a folder, or in its BLiMP.zip.
 
     Raises:
-        ConfigError: there is no such file, or a line (named by file and number) is not a pair.
+        ConfigError: there is no such file, or it is damaged.
     """
-    expected = "a folder of BLiMP's .jsonl files, or of BLiMP.zip"
-    archived = folder / "BLiMP.zip"
-    paths = sorted(folder.glob("*.jsonl"))
-    for path in paths or [archived]:
-        require_file_or_folder(path, "data", expected)
-    if not (files := {path.name: path.read_bytes() for path in paths}):
-        try:
-            with ZipFile(archived) as archive:
-                names = [
-                    name for name in sorted(archive.namelist()) if name.startswith("data/") and name[-6:] == ".jsonl"
-                ]
-                files = {name: archive.read(name) for name in names}
-        except Exception as error:  # half a dozen types, by the damage; encryption is one more
-            raise ConfigError(f"data: {archived} cannot be read ({error}); download it again") from None
-    if not (pairs := [pair for name, content in files.items() for pair in pairs_of_file(folder / name, content)]):
+    archive = folder / "BLiMP.zip"
+    for path in folder.glob("*"):
+        require_file_or_folder(path, "data")  # a pipe would be read for ever
+    try:
+        inside = zipfile.Path(archive, "data/") if archive.is_file() else folder
+        files = {path.name: path.read_bytes() for path in inside.iterdir() if path.name.endswith(".jsonl")}
+        pairs = [parse_pair(line) for _, content in sorted(files.items()) for line in content.splitlines()]
+    except Exception as error:  # half a dozen types, by the damage; encryption is one more
+        raise ConfigError(f"data: {folder} cannot be read as BLiMP ({error!r}); download it again") from None
+    if not pairs:
         raise ConfigError(f"data: {folder} holds no pairs; name the folder of BLiMP's .jsonl files or of BLiMP.zip")
     return pairs
 
 
-def pairs_of_file(path: Path, content: bytes) -> Iterator[Pair]:
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            entry = from_json(line)
-            keys = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
-            good, bad, field, term, paradigm = (str.strip(entry[key]) for key in keys)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"data: {path}:{number} is not a pair of BLiMP: {error!r}; download it again") from None
-        yield Pair(good, bad, field.replace("/", "_"), term, paradigm)  # one field is spelled in two ways
+def parse_pair(line: bytes) -> Pair:
+    entry = from_json(line)
+    good, bad, field, term, paradigm = (str.strip(entry[key]) for key in KEYS)
+    return Pair(good, bad, field.replace("/", "_"), term, paradigm)  # one field is spelled in two ways
 
 
 class Scorer(NamedTuple):
@@ -129,11 +122,8 @@ class Scorer(NamedTuple):
 
 def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
     """Yields batches of sequences of equal length, so that none is padded."""
-    by_length: dict[int, list[tuple[int, ...]]] = {}
-    for sequence in sorted(sequences):
-        by_length.setdefault(len(sequence), []).append(sequence)
-    for length, alike in sorted(by_length.items()):
-        size = max(1, TOKENS_PER_BATCH // length)
+    for length, group in groupby(sorted(sequences, key=lambda one: (len(one), one)), key=len):
+        alike, size = list(group), max(1, TOKENS_PER_BATCH // length)
         yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 

@@ -9,79 +9,40 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from pydantic_core import from_json
-from torch import Tensor, nn
+from torch import nn
 
 from finetune.config import GlueConfig, SquadConfig, TaggingConfig
 from finetune.glue import job as glue
 from finetune.glue import tasks as glue_tasks
-from finetune.presets import fitting
 from finetune.running.job import Job
-from finetune.running.kept import RESULTS
-from finetune.running.model_folder import ModelFolder, open_model
+from finetune.running.model_folder import RESULTS, ModelFolder, open_model
 from finetune.running.records import RunIdentity, RunRecord
 from finetune.squad import files as squad_files
 from finetune.squad import job as squad
 from finetune.squad.features import make_windows
 from finetune.tagging import files as tagging_files
 from finetune.tagging import job as tagging
-from finetune.tagging.features import tokenize_sentences
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, one_of, read_object, shown
 from foundation.files import require_file_or_folder
 from pretrain.huggingface.folders import fill, read_config, read_weights
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops
-from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 Given = str | dict[str, Any]
 """An example as it was given: a line of text, or the JSON object in it."""
 Parsed = TypeVar("Parsed")
 
 
-class LoadedModel(NamedTuple):
-    """A trained model in one process, which predicts as an engine does."""
-
-    module: nn.Module
-    world: World
-
-    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-
-class Source(NamedTuple):
-    """The text of an input, and its name for errors."""
-
-    name: str
-    text: str
-
-    def examples(self, parse: Callable[[Given], Parsed]) -> list[Parsed]:
-        """Parses every line; if the first is a JSON object, all must be.
-
-        Raises:
-            ConfigError: a line, named by its number, is empty or malformed.
-        """
-        found = []
-        lines = self.text.rstrip("\r\n").split("\n")
-        as_json = is_object(lines[0])
-        for number, line in enumerate(lines, 1):
-            try:
-                if not line.strip():
-                    raise ValueError("an empty line; expected one example per line")
-                if as_json and not is_object(line):
-                    raise ValueError("no JSON object; expected one per line, as in the first")
-                found.append(parse(from_json(line) if as_json else line.rstrip("\r")))
-            except ValueError as error:
-                raise ConfigError(f"input: {self.name}:{number}: {error}") from None
-        return found
-
-
 def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
-    """Yields the prediction of the kept model `name` for each example of the file `source`, in order.
+    """Yields the prediction of the kept model `name` for each example of the file `source`, in order; `-` is standard
+    input.
 
     Raises:
         ConfigError: there is no such model or file, or an example is malformed.
@@ -94,7 +55,6 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
             " run_tagging.py or run_squad.py"
         )
     record = RunRecord.from_values(read_object(path, "model", "copy the model again"), f"model: {path}")
-    fitting(record.run.settings, model.config.max_position_embeddings)
     kinds: dict[type, tuple[Callable[..., Iterator[dict[str, Any]]], Mapping[str, Any]]] = {
         GlueConfig: (classify, glue_tasks.TASKS),
         SquadConfig: (answer, squad_files.TASKS),
@@ -104,7 +64,7 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
     if record.run.task not in tasks:
         expected = one_of(record.run.task, tasks)
         raise ConfigError(f"model: {path}: run.task: got {shown(record.run.task)}, {expected}; copy the model again")
-    yield from predict_with(model, record.run, read_source(source))
+    yield from predict_with(model, record.run, source, read_text(source))
     if record.collapsed:
         print_warning(
             f"{name} collapsed when it was fine-tuned ({record.collapsed}), so these predictions say nothing about the"
@@ -113,22 +73,37 @@ def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
         )
 
 
-def read_source(name: str) -> Source:
+def read_text(name: str) -> str:
     """Reads a file, or standard input if its name is `-`.
 
     Raises:
-        ConfigError: it cannot be read, is not UTF-8, or is empty.
+        ConfigError: it cannot be read, or is not UTF-8.
     """
     if name != "-":
         require_file_or_folder(Path(name), "input", "a file of text in UTF-8, or - for standard input")
     try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = content.decode("utf-8-sig")
+        return (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"input: cannot read {name} ({error}); expected a file of text in UTF-8, or -") from None
-    if not text.strip():
-        raise ConfigError(f"input: {name} is empty; expected one example per line")
-    return Source(name, text)
+
+
+def parse_lines(name: str, text: str, parse: Callable[[Given], Parsed]) -> list[Parsed]:
+    """Parses every line of the input `name`; if the first is a JSON object, all must be.
+
+    Raises:
+        ConfigError: a line, named by its number, is empty or malformed.
+    """
+    found = []
+    lines = text.rstrip("\r\n").split("\n")
+    as_json = is_object(lines[0])
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.strip() or (as_json and not is_object(line)):
+                raise ValueError(f"got {shown(line)}, expected one example per line; JSON objects all or none")
+            found.append(parse(from_json(line) if as_json else line.rstrip("\r")))
+        except ValueError as error:
+            raise ConfigError(f"input: {name}:{number}: {error}") from None
+    return found
 
 
 def is_object(line: str) -> bool:
@@ -138,22 +113,23 @@ def is_object(line: str) -> bool:
         return False
 
 
-def load(model: ModelFolder, job: Job) -> LoadedModel:
-    """Loads the weights of a kept model into the job's own model."""
+def load(model: ModelFolder, job: Job) -> tuple[nn.Module, World]:
+    """Loads the weights of a kept model into the job's own model; returns it with this process's place."""
     cuda = torch.cuda.is_available()
     if not cuda:
         cpu_ops.use()
     device = torch.device("cuda" if cuda else "cpu")
+    assert isinstance(model.config, EncoderConfig)  # no other is kept
     module = job.build(ElectraEncoder(model.config)).eval()
     weights = {
         name if name.startswith("electra.") else "head." + re.sub(r"^(classifier|span_head)\.", "", name): weight
         for name, weight in read_weights(model.path).items()
     }
     fill(module, weights, model.path)
-    return LoadedModel(module.to(device), World(0, 1, 0, device))
+    return module.to(device), World(0, 1, 0, device)
 
 
-def classify(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[str, Any]]:
+def classify(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterator[dict[str, Any]]:
     """Yields the class of each text or pair, or its score if the task is a regression."""
     assert isinstance(run.settings, GlueConfig)
     task = glue_tasks.TASKS[run.task]
@@ -165,15 +141,15 @@ def classify(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[d
                 columns = ", a tab, ".join(task.text_columns)
                 raise ValueError(f"{len(cells)} columns, expected {len(task.text_columns)}: {columns}")
             given = dict(zip(task.text_columns, cells, strict=True))
-        return glue_tasks.read_example(given, task, labelled=False)
+        return glue_tasks.read_example(given, task, labeled=False)
 
     job = glue.GlueJob(
         task=task,
-        settings=run.settings.model_copy(update={"head": "hf", "plain_scores": True}),  # as the folder has it
+        settings=run.settings.model_copy(update={"head": "hf"}),  # as the folder has it
         pad_id=model.tokenizer.pad_token_id,
     )
-    features = glue.tokenize_examples(source.examples(parse), model.tokenizer, run.settings.max_length)
-    for logits_C in job.outputs(features, load(model, job)):
+    features = glue.tokenize_examples(parse_lines(name, text, parse), model.tokenizer, run.settings.max_length)
+    for logits_C in job.outputs(features, *load(model, job)):
         if not task.classes:
             yield {"score": float(logits_C[0])}
             continue
@@ -182,7 +158,7 @@ def classify(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[d
         yield {"label": (task.labels or task.classes)[best], "score": float(share_C[best] / share_C.sum())}
 
 
-def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[str, Any]]:
+def tag(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterator[dict[str, Any]]:
     """Yields the label of every word of each sentence."""
 
     def parse(given: Given) -> tagging_files.Sentence:
@@ -198,7 +174,7 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
             f"model: {model.path / 'config.json'}: id2label: got {shown(names)}, expected a label for each number from"
             f" 0, including {tagging.MAJORITY} {shown(majority)}; copy the model again"
         )
-    sentences = tokenize_sentences(source.examples(parse), {}, model.tokenizer, run.settings.max_length)
+    sentences = tagging.tokenize_sentences(parse_lines(name, text, parse), {}, model.tokenizer, run.settings.max_length)
     job = tagging.TaggingJob(
         task=tagging_files.TASKS[run.task],
         pad_id=model.tokenizer.pad_token_id,
@@ -207,11 +183,11 @@ def tag(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[s
         words_per_feature=1.0,
         dev=sentences,
     )
-    for sentence, labels in zip(sentences.sentences, job.label(sentences, load(model, job)), strict=True):
+    for sentence, labels in zip(sentences.sentences, job.label(sentences, *load(model, job)), strict=True):
         yield {"words": sentence.words, "labels": labels}
 
 
-def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dict[str, Any]]:
+def answer(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterator[dict[str, Any]]:
     """Yields the answer to each question."""
     assert isinstance(run.settings, SquadConfig)
 
@@ -220,14 +196,13 @@ def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dic
             return given
         raise ValueError("expected a JSON object with the texts question and context, or a file in SQuAD's format")
 
-    content = source.text
-    if not (is_object(content) and "data" in json.loads(content)):
+    if not (is_object(text) and "data" in json.loads(text)):
         paragraphs = [
             {"context": row["context"], "qas": [{"id": str(row.get("id", number)), "question": row["question"]}]}
-            for number, row in enumerate(source.examples(parse), 1)
+            for number, row in enumerate(parse_lines(name, text, parse), 1)
         ]
-        content = json.dumps({"data": [{"paragraphs": paragraphs}]})
-    file = squad_files.parse_squad(content.encode(), f"input: {source.name}", labelled=False)
+        text = json.dumps({"data": [{"paragraphs": paragraphs}]})
+    file = squad_files.parse_squad(text.encode(), f"input: {name}", labeled=False)
     windows = make_windows(file, model.tokenizer, run.settings, training=False)
     job = squad.SquadJob(
         task=squad_files.TASKS[run.task],
@@ -236,7 +211,7 @@ def answer(model: ModelFolder, run: RunIdentity, source: Source) -> Iterator[dic
         dev_file=file,
         dev=windows,
     )
-    candidates, no_answer = job.answer(file, windows, load(model, job))
+    candidates, no_answer = job.answer(file, windows, *load(model, job))
     final = job.answer_files(candidates, no_answer)[squad.ANSWER_FILES[0]]
     for question in file.questions:
         best = candidates[question.id][0]["probability"] if candidates[question.id] else 0.0

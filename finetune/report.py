@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from finetune.reporting.results import load_runs, make_rows, shared_folder
+from finetune.reporting.results import load_runs, make_rows
 from finetune.reporting.tables import markdown, shown_tables
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
@@ -23,11 +23,10 @@ class ReportOptions(StrictConfig):
 
 
 def main(options: ReportOptions) -> None:
-    records = load_runs(options.runs)
-    rows = make_rows(records)
+    rows = make_rows(load_runs(options.runs))
     outputs = [path if path.is_dir() else path.parent for path in options.runs]
     output = options.output or outputs[0] / "report.md"
-    text = markdown(rows, outputs, str(shared_folder(records)))
+    text = markdown(rows, outputs)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     from finetune.reporting.figure import draw  # matplotlib, which --help need not wait for

@@ -16,10 +16,10 @@ from foundation.machine import share_cores_with_others
 
 def main(options: GlueOptions) -> None:
     share_cores_with_others()
-    from finetune.glue.job import load, select
+    from finetune.glue.job import load
     from finetune.running.run_list import launch
 
-    launch(options, select, load)
+    launch(options, load)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from foundation.machine import share_cores_with_others
 def main(options: SquadOptions) -> None:
     share_cores_with_others()
     from finetune.running.run_list import launch
-    from finetune.squad.job import load, select
+    from finetune.squad.job import load
 
-    launch(options, select, load)
+    launch(options, load)
 
 
 if __name__ == "__main__":

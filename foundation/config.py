@@ -134,7 +134,8 @@ def read_object(path: Path, option: str, fix: str) -> dict[str, Any]:
     """Reads a file that holds one JSON object.
 
     Raises:
-        ConfigError: it holds anything else; the line names the option and ends with the fix.
+        ConfigError: the file holds anything else; the message names `option` and ends with `fix`.
+        FileNotFoundError: there is no such file.
     """
     try:
         values = from_json(path.read_bytes())

@@ -53,9 +53,10 @@ def share_cores_with_others() -> None:
 
 
 def instructions() -> str:
-    """The widest instruction set that products may use: of `X86` or `ARM`, or `unknown` if the system does not tell.
+    """The widest instruction set that matrix products may use: a key of `X86` or `ARM`, or `unknown` if the system does
+    not tell.
 
-    ONEDNN_MAX_CPU_ISA limits it, so that a newer CPU can imitate an older one.
+    ONEDNN_MAX_CPU_ISA can narrow it, so that a newer CPU behaves like an older one.
     """
     lines = (line.split() for line in _text(CPUINFO).splitlines() if line.startswith(("flags", "Features")))
     flags = next(lines, [])

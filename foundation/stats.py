@@ -104,7 +104,7 @@ def binary_entropy(share: np.ndarray | float) -> np.ndarray:
 
 
 def moments(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Returns the columns whose sums `pearson` takes."""
+    """Returns the columns 1, a, b, aa, bb, ab, from whose sums `pearson` computes the correlation."""
     return np.ones_like(a), a, b, a * a, b * b, a * b
 
 

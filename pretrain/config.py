@@ -89,15 +89,6 @@ class RunConfig(StrictConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _samples_can_be_counted(self) -> "RunConfig":
-        if self.optim.steps * self.batch_size > MOST:
-            raise ValueError(
-                f"optim.steps: got {self.optim.steps} with batch_size {self.batch_size}, expected at most {MOST}"
-                " sequences in all, since larger counts are not exact; lower one of them"
-            )
-        return self
-
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Returns `config` with each `key.path=value` applied; a value is read as JSON if it parses, else as a string.
@@ -121,32 +112,15 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
     if path == "objective.name":
         option = f"--objective {shown(str(value))[1:-1]}"
         return f"--set: got {shown(override)}, which would keep the loss weights of another objective; use {option}"
-    *parents, key = path.split(".")
-    section: Any = values
-    for part in parents:
-        section = section.get(part) if isinstance(section, dict) else None
-    if problem := _no_value_of(section, path, override, values):
-        return f"--set: got {problem}"
-    section[key] = value
-    return None
-
-
-def _no_value_of(section: Any, path: str, override: str, values: dict[str, Any]) -> str | None:
-    """Returns an error message if the last part of `path` is not a settable value of `section`, else `None`."""
     parent, _, key = path.rpartition(".")
-    keys = [f"{name}.{own}" for name, part in values.items() if isinstance(part, dict) for own in part]
-    nearest = did_you_mean(path, [*values, *keys])
-    if not isinstance(section, dict):
-        whole = shown(parent)[1:-1]
-        return (
-            f"unknown key {shown(path)}; {whole} is not a section: set {whole} itself, or a key of a section{nearest}"
-        )
-    if key in section and isinstance(section[key], dict):
-        return f"the section {path!r}; set its keys one by one, such as {path}.{next(iter(section[key]))}"
-    if key in section:
+    sections = {"": values} | {name: part for name, part in values.items() if isinstance(part, dict)}
+    if key in sections.get(parent, ()) and path not in sections:
+        sections[parent][key] = value
         return None
     others = [name for name in objective_names() if key in objective_class(name).Config.model_fields]
     if others and parent == "objective":
-        use = f"leave it out or choose {' or '.join(others)}"
-        return f"{shown(override)}, which objective {section['name']} does not have; {use}"
-    return f"unknown key {shown(path)}; expected one of {', '.join(section)}{nearest}"
+        which = f"which objective {sections[parent]['name']} does not have"
+        return f"--set: got {shown(override)}, {which}; leave it out or choose {' or '.join(others)}"
+    keys = [f"{name}.{own}".lstrip(".") for name, part in sections.items() for own in part]
+    expected = ", ".join(sections.get(parent, values))
+    return f"--set: got unknown key {shown(path)}; expected one of {expected}{did_you_mean(path, keys)}"

@@ -44,8 +44,7 @@ class ExportOptions(StrictConfig):
 
 def main(options: ExportOptions) -> None:
     from pretrain.analysis.model_card import model_card
-    from pretrain.huggingface.export import export
-    from pretrain.huggingface.mpnet import export_mpnet, require_mpnet
+    from pretrain.huggingface.export import export, export_mpnet, require_mpnet
     from pretrain.training.models import load_trained
     from pretrain.training.run_folder import read_run
 

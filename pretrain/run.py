@@ -9,8 +9,7 @@ import sys
 
 from foundation.command_line import run_command
 from foundation.machine import share_cores_with_others
-from pretrain.job.hosts import require_launch
-from pretrain.job.launcher import adopt_slurm
+from pretrain.job.launcher import adopt_slurm, require_launch
 from pretrain.training.options import RunOptions
 
 
@@ -26,13 +25,13 @@ def main(options: RunOptions) -> int:
         return 0
     plan = make_plan(options)
     if options.dry_run:
-        from pretrain.training.dry_run import dry_run
+        from pretrain.training.doubts import dry_run
 
         dry_run(plan)
         return 0
     from pretrain.training.train import train_rank
 
-    return train_rank(plan, options.hang_timeout, options.compile)
+    return train_rank(plan)
 
 
 if __name__ == "__main__":

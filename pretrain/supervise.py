@@ -31,8 +31,6 @@ from pretrain.training.options import RunOptions
 
 GRACE = 120.0
 """Seconds granted to processes that outlive the command: ranks that lose their launcher save before they exit."""
-SHOWN_LINES = 25
-"""Lines shown from the end of a rank's log: enough for the stack of a crash."""
 STARTED = ("pretrain/run.py", "pretrain.run")
 """Endings of the training script's name: in a checkout, or as a module. `electra-sampler` calls it `pretrain`."""
 
@@ -59,10 +57,7 @@ def main(options: SuperviseOptions) -> int:
             return EXIT_STOPPED
         _say(f"the command ended after {time.monotonic() - started:.0f} s with code {code} before the run's last step")
         if end := first_cause([record for record in read_records(folder) if record not in before]):
-            log = rank_log(folder, end.rank)
-            _say(f"{end.name}: {end.sentence}; the end of {log}:")
-            with contextlib.suppress(OSError):  # on a disk of another machine
-                _say(*(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]))
+            _say(f"{end.name}: {end.sentence}; its output is in {rank_log(folder, end.rank)}")
         if restarts < options.max_restarts:
             if who := holder(folder / "lock"):  # rank 0, on another host, may not have noticed or saved yet
                 _say(f"waiting up to {GRACE:g} s for the end of {who}")
@@ -108,17 +103,19 @@ class Supervised:
         reading.start()
         process.wait()
         reading.join(GRACE)  # the output closes when the last process that holds it ends
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        self._kill(signal.SIGKILL)
         reading.join()
         return process.returncode
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Forwards a signal; the first as SIGUSR1, which ends `deepspeed` at once, and which `srun` forwards."""
         first, self.stopping = not self.stopping, True
-        if self._process is not None:
+        self._kill(signal.SIGUSR1 if first else number)
+
+    def _kill(self, number: int) -> None:
+        if self._process:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGUSR1 if first else number)
+                os.killpg(self._process.pid, number)
 
 
 def run_folder_of(command: Sequence[str]) -> Path:
@@ -151,9 +148,8 @@ def _show(output: Iterable[str]) -> None:
         print(printable_lines(line), end="", flush=True)
 
 
-def _say(*lines: str) -> None:
-    for line in lines:
-        print(f"supervise: {printable(line)}", flush=True)
+def _say(line: str) -> None:
+    print(f"supervise: {printable(line)}", flush=True)
 
 
 if __name__ == "__main__":

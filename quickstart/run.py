@@ -71,7 +71,7 @@ def main(options: QuickstartOptions) -> int:
             print(f"quickstart: {name} failed with exit code {code}", file=sys.stderr)
             return 1
         seconds[name] = time.monotonic() - started
-    return summarise(seconds)
+    return summarize(seconds)
 
 
 def start_afresh() -> None:
@@ -82,7 +82,7 @@ def start_afresh() -> None:
 
 def forecast(short: bool) -> str:
     """Returns a line on how long this machine will take, from the speed of its products, measured now."""
-    from pretrain.training.machines import Sizes, forecast_here
+    from pretrain.training.estimates import Sizes, forecast_here
     from pretrain.training.options import RunOptions
     from pretrain.training.plan import choose_run
 
@@ -128,7 +128,7 @@ def run_stage(command: str) -> int:
     return subprocess.run(shlex.split(command), env=os.environ | {"PATH": path}).returncode
 
 
-def summarise(seconds: dict[str, float]) -> int:
+def summarize(seconds: dict[str, float]) -> int:
     """Prints results, times and where to look; returns 1 if a result is not as required."""
     from quickstart.summary import read_results, show, table
 

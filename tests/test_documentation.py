@@ -1,10 +1,14 @@
 """Claims about the pages: links lead somewhere, what a user is told to type is accepted, and no page is too long."""
 
+import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from errno import ENOSPC
 from html.parser import HTMLParser
 from itertools import takewhile
 from pathlib import Path
@@ -15,12 +19,13 @@ import pytest
 from docs.make_reference import REFERENCE, pages
 from electra_sampler.commands import COMMANDS
 from finetune.config import GlueOptions, SquadOptions
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from foundation.command_line import parser_of
 from pretrain.config import RunConfig, with_overrides
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.method.registry import load_objective
 from pretrain.presets import PRESETS, with_objective
+from quickstart.summary import Results, show, table
 from tests.conftest import REPOSITORY
 
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "ds_configs/README.md"]
@@ -29,6 +34,12 @@ OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LONGEST, WIDEST = 250, 200
 """Lines of a page, and characters of a table's row."""
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+TYPED = (
+    r"\S*python3? deepspeed electra-sampler sbatch make \S*pip docker tensorboard hf aws export echo printf cat cp"
+    r" mkdir touch \. --set"
+)
+"""First words of lines that a reader types."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OVERRIDES = re.compile(r"--set((?: [\w.]+=[^\s`]+)+)")
 FOLDERS = (
@@ -117,12 +128,75 @@ def test_overrides_on_a_page_are_valid(preset: str, objective: str, overrides: s
         fields = options.settings_class.model_fields
         if keys <= fields.keys() - RunConfig.model_fields.keys():
             given = options.from_values({"model": "m", "set": overrides.split()}).overrides()
-            assert squad_settings_for(256, 512, given) if "stride" in fields else settings_for("RTE", 256, 512, given)
+            assert settings_for(options.settings_class, "RTE", 256, 512, given)
             return
     of_deepspeed = [override for override in overrides.split() if override.startswith(OVERRIDE)]
     run = with_objective(PRESETS[preset], load_objective(objective)) if objective else PRESETS[preset]
     with_overrides(run, [other for other in overrides.split() if other not in of_deepspeed])
     read(Path("zero1_bf16"), of_deepspeed)
+
+
+GUIDE = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/guide/*.md"))]
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=name_of)
+def test_a_block_without_a_language_holds_commands_and_one_of_text_what_the_code_prints(page: Path) -> None:
+    assert not [line for line in lines_of("", page) if not re.match(f"(?:{TYPED.replace(' ', '|')}) ", line)]
+    if page.name != "README.md":  # whose table has a test of its own
+        assert not [line for line in lines_of("text", page) if not any(printed(line))]
+
+
+def lines_of(language: str, page: Path) -> list[str]:
+    """The lines of the page's blocks in this language, lines continued by a backslash as one."""
+    blocks = [block for name, block in BLOCK.findall(page.read_text()) if name == language]
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
+
+
+def printed(line: str) -> Iterator[bool]:
+    """For each string of the code, whether it prints this line, a third of which it must spell out."""
+    for parts in STRINGS:
+        pattern = r"(?:\w+\.py: error: )?" + ".+".join(map(re.escape, parts))
+        yield len("".join(parts)) * 3 >= len(line) and bool(re.fullmatch(pattern, line))
+
+
+def strings() -> Iterator[tuple[str, ...]]:
+    """The strings of the code, each as its constant parts, between which it puts values."""
+    for package in ("foundation", "data_prep", "pretrain", "finetune"):
+        for path in REPOSITORY.glob(f"{package}/**/*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield tuple(str(part.value) if isinstance(part, ast.Constant) else "" for part in node.values)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield (node.value,)
+
+
+STRINGS = sorted(set(strings()))
+
+
+def test_every_failure_in_the_guide_is_named_by_words_of_its_message() -> None:
+    headings = re.findall(r"^## (.*`.*)$", (REPOSITORY / "docs/guide/failures.md").read_text(), re.MULTILINE)
+    quoted = [part.strip() for heading in headings for part in re.findall(r"`([^`]+)`", heading)]
+    assert len(quoted) > 10
+    everything = {os.strerror(ENOSPC), *(part for parts in STRINGS for part in parts)}
+    for words in (words.strip() for message in quoted for words in re.split(r"\.\.\.|\d+", message) if words.strip()):
+        assert any(words in part for part in everything), words
+
+
+def test_the_readmes_table_is_as_the_quickstart_prints_it() -> None:
+    shown = lines_of("text", REPOSITORY / "README.md")
+    numbers = map(float, re.findall(r"0\.\d{3}", "".join(shown)))
+    share, auc, masked, everywhere, correlation, untrained, pretrained = numbers
+    held_out = {
+        "discriminator_loss": share,
+        "discriminator_entropy": 1.0,
+        "auc_all": auc,
+        "accuracy_masked": masked,
+        "accuracy_all": everywhere,
+        "estimate_correlation": {"all": correlation},
+    }
+    logged = defaultdict(float, step=1)
+    lines = show(table(Results(logged, logged, held_out, pretrained, untrained))).splitlines()
+    assert lines[lines.index("held-out text") :] == shown
 
 
 def test_the_generated_pages_are_up_to_date() -> None:

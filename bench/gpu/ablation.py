@@ -19,8 +19,8 @@ from bench.memory import peak_mb
 from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import median_seconds, seconds_of
 from pretrain.engine.deepspeed_config import read
-from pretrain.engine.determinism import compute_deterministically
 from pretrain.engine.graphs import replay_micro_batches
+from pretrain.engine.hardware import compute_deterministically
 from pretrain.model import ops
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token

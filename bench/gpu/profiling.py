@@ -7,7 +7,7 @@ import torch
 from bench.gpu.ablation import Switch, new_step, shaped
 from bench.gpu.items import keep
 from bench.gpu.parts import SHAPES, GpuOptions
-from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.hardware import compute_deterministically
 
 PROFILED_STEPS = 3
 LISTED = 60

@@ -79,7 +79,7 @@ class Run:
             raise RuntimeError(f"exit code {code}: {' '.join((*self.script, *self.arguments))}")
 
     def kill(self) -> int:
-        """Starts the run and kills it after its first checkpoint; returns the step of the newest one."""
+        """Starts the run, kills it once it has a checkpoint, and returns the step of its newest checkpoint."""
         process = self.start()
         while not self.step() and process.poll() is None:
             time.sleep(POLL_SECONDS)

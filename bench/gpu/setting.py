@@ -23,7 +23,9 @@ PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
 
 
 class Plainly:
-    """Inside the `with` block, plain PyTorch replaces all faster operations, or only the operations of `module`."""
+    """Inside the `with` block, plain PyTorch replaces the faster operations: all, or only those that the Python module
+    `module` defines.
+    """
 
     def __init__(self, module: str | None = None) -> None:
         fast = {name: vars(ops)[name] for name in PLAIN}

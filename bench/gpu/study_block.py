@@ -50,7 +50,11 @@ def study_block(options: GpuOptions, product: Path) -> int:
 
 
 def block(options: GpuOptions) -> Study:
-    """Returns the study at the scale of this machine, without the measures whose data is not copied along."""
+    """Returns the study that this machine runs: scaled by `study_scale`, for the vocabulary and length of its shards.
+
+    BLiMP and the probes are left out, as their data is not copied along. A CPU runs only the first rows with the first
+    seed, in the tiny preset.
+    """
     assert options.data
     manifest, study = load_manifest(options.data), read_study(options.study).scaled(options.study_scale)
     changes = {"blimp": False, "probes": (), "vocab_size": manifest.vocab_size, "seq_length": manifest.seq_length}

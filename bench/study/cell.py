@@ -27,14 +27,13 @@ from foundation.files import write_atomically
 from foundation.machine import cores
 from pretrain.analysis.analysis import SUMMED
 from pretrain.training.estimates import flops_per_token
-from pretrain.training.run_folder import read_run
-from pretrain.training.starts import STARTS
+from pretrain.training.run_folder import STARTS, read_run
 
 CROSSED = {"loss": "discriminator_loss", "accuracy": "accuracy_masked", "AUC": "auc_all"}
 """Measures of one discriminator on one sampler's replacements, by their names in `crossing.json`."""
 
 
-class Packed(StrictRecord):
+class PackedArray(StrictRecord):
     """An array, compressed."""
 
     shape: tuple[int, ...]
@@ -42,7 +41,7 @@ class Packed(StrictRecord):
     data: str
 
     @classmethod
-    def pack(cls, values: Any) -> "Packed":
+    def pack(cls, values: Any) -> "PackedArray":
         """Packs truth values and whole numbers below 256 exactly, others as fp16."""
         array = np.asarray(values)
         if array.dtype != bool:
@@ -75,7 +74,7 @@ class CellResult(StrictRecord):
     flops_per_token: float
     numbers: dict[str, float | None]
     """Each measure, and further numbers of the run, by name."""
-    examples: dict[str, dict[str, Packed]]
+    examples: dict[str, dict[str, PackedArray]]
     """Columns of the examples of each measure or group of measures."""
     jobs: tuple[JobRecord, ...]
 
@@ -118,7 +117,7 @@ def require_same_text(shards: Path, cells: Iterable[CellResult]) -> None:
 
 
 def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row, seed: int) -> CellResult:
-    """Gathers the numbers of a cell whose commands are finished."""
+    """Gathers the result of a cell, one row with one seed, from what its finished commands wrote."""
     name = cell_name(row, seed)
     run = output / "runs" / name
     description, manifest = read_run(run), load_manifest(output / "shards")
@@ -149,7 +148,7 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
 
 def crossed_numbers(
     output: Path, reference: str, replacements: str, name: str
-) -> tuple[dict[str, float | None], dict[str, dict[str, Packed]]]:
+) -> tuple[dict[str, float | None], dict[str, dict[str, PackedArray]]]:
     """Returns the numbers of the crossing with the reference, and each sequence's sums.
 
     `difficulty`: the reference's discriminator on this run's replacements. `frozen`: this run's discriminator on the
@@ -170,7 +169,9 @@ def crossed_numbers(
         for measure, key in CROSSED.items():
             value = entries[number][key]
             numbers[f"{place} {measure}"] = value and value[0]
-        examples[place] = {part: Packed.pack(sums_S) for part, sums_S in zip(SUMMED, sums_ECS[number], strict=True)}
+        examples[place] = {
+            part: PackedArray.pack(sums_S) for part, sums_S in zip(SUMMED, sums_ECS[number], strict=True)
+        }
         share = entries[number]["loss_over_entropy"]
         numbers[f"{place} loss over entropy"] = share and share[0]
         if place == "own":
@@ -214,21 +215,21 @@ def unigram_entropy(shards: Path) -> float:
     return float(-(share * np.log(share)).sum())
 
 
-def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, Packed]]:
+def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, PackedArray]]:
     """Returns the percentage of minimal pairs scored right, overall and by field, and the result of each pair."""
     scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))
     numbers = {f"BLiMP {field}": value[0] for field, value in scores["field"].items()}
     with np.load(folder / "blimp.npz") as file:
-        return {"BLiMP": scores["all"]["all"][0], **numbers}, {"right": Packed.pack(2 * file["right"][0])}
+        return {"BLiMP": scores["all"]["all"][0], **numbers}, {"right": PackedArray.pack(2 * file["right"][0])}
 
 
-def probe_numbers(folder: Path, probe: Probe) -> tuple[float, dict[str, Packed]]:
+def probe_numbers(folder: Path, probe: Probe) -> tuple[float, dict[str, PackedArray]]:
     """Returns the mean of the probe's metric over its seeds, in points, and every seed's answers."""
     records = {record.run.seed: record for record in read_records(folder / FILE_NAME)}
     found = [records[seed] for seed in probe.seeds]
     files = (folder / PREDICTIONS / record.run.folder_name() / EXAMPLES for record in found)
     answers = [json.loads(path.read_text())["dev"] for path in files]
-    columns = {name: Packed.pack([answer[name] for answer in answers]) for name in answers[0]}
+    columns = {name: PackedArray.pack([answer[name] for answer in answers]) for name in answers[0]}
     return 100 * float(np.mean([record.last["dev"][probe.metric] for record in found])), columns
 
 

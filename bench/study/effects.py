@@ -11,8 +11,8 @@ import numpy as np
 
 from bench.study.cell import CellResult
 from bench.study.file import Prediction, Study
-from finetune.reporting.comparisons import scores
-from foundation.stats import RESAMPLES, Interval, Resampled, counts_RS, mean, multi_bootstrap, resample
+from finetune.reporting.comparisons import resampled
+from foundation.stats import RESAMPLES, Interval, Resampled, mean, multi_bootstrap, resample
 
 Cells = Mapping[tuple[str, int], CellResult]
 """Finished cells by row and seed."""
@@ -42,9 +42,8 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
     place, _, what = measure.rpartition(" ")
     columns = {name: part.unpack() for name, part in cell.examples[measure if probe or not place else place].items()}
     if probe:
-        counts = counts_RS(next(iter(columns.values())).shape[1])
         answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
-        resampled_R = 100 * np.mean([scores(answer, probe.metric, counts) for answer in answers], axis=0)
+        resampled_R = 100 * np.mean([resampled(answer, probe.metric) for answer in answers], axis=0)
     elif measure == "BLiMP":
         resampled_R = resample(np.stack((50 * columns["right"], np.ones_like(columns["right"]))), mean).resampled_R
     elif what == "AUC":
@@ -67,7 +66,7 @@ def passes(cell: CellResult, study: Study) -> bool:
     return learned and share is not None and share < study.gates.loss_over_entropy
 
 
-class Measured:
+class CellMeasure:
     """One measure of the cells that have it."""
 
     def __init__(self, cells: Cells, measure: str, study: Study) -> None:

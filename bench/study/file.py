@@ -84,7 +84,7 @@ class Probe(StrictConfig):
 
     @property
     def folder(self) -> str:
-        """Name of its folder; other settings have another."""
+        """Name of the probe's folder: the task and a hash of all settings, so other settings get another folder."""
         return f"{self.task}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
 
 
@@ -225,7 +225,9 @@ def read_study(path: Path) -> Study:
     try:
         values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"study: {path} is not a readable JSON file: {error}") from None
+        raise ConfigError(
+            f"study: {path} is not a readable JSON file: {error}; see bench/studies for examples"
+        ) from None
     if not isinstance(values, dict):
         raise ConfigError(f"study: {path} holds no JSON object; see bench/studies for examples")
     return Study.from_values(values, str(path))

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from bench.study.cell import CellResult, read_cells
-from bench.study.effects import Cells, Effect, Measured, passes, verdict
+from bench.study.effects import CellMeasure, Cells, Effect, passes, verdict
 from bench.study.file import Row, Study
 from foundation.files import write_atomically
 from foundation.markdown_table import markdown_table
@@ -37,13 +37,13 @@ def write_report(results: Path, study: Study) -> None:
     """
     cells = read_cells(results, study)
     results.mkdir(parents=True, exist_ok=True)
-    measured = {name: Measured(cells, name, study) for name in (*study.known_measures(), *SAMPLER)}
+    measured = {name: CellMeasure(cells, name, study) for name in (*study.known_measures(), *SAMPLER)}
     write_atomically(results / "report.md", ("\n\n".join(sections(study, cells, measured)) + "\n").encode())
     if cells:
         draw(study, cells, measured, results / "report.png")
 
 
-def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Iterator[str]:
+def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> Iterator[str]:
     """Yields the parts of the report."""
     ran = [row for row in study.rows if any(name == row.name for name, _ in cells)]
     yield f"# {study.title}"
@@ -75,18 +75,18 @@ def sections(study: Study, cells: Cells, measured: dict[str, Measured]) -> Itera
     yield "## Costs\n\n" + costs(study, cells)
 
 
-def means(measured: dict[str, Measured], ran: Sequence[Row], names: Sequence[str]) -> str:
+def means(measured: dict[str, CellMeasure], ran: Sequence[Row], names: Sequence[str]) -> str:
     """Returns several measures of each row."""
     return table(("row", *names), [[row.name, *(show(measured[name].row(row.name)) for name in names)] for row in ran])
 
 
-def effects(measured: dict[str, Measured], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:
+def effects(measured: dict[str, CellMeasure], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:
     """Returns the differences of pairs of rows in several measures."""
     rows = [[row, minus, *(show(measured[name].difference(row, minus), "+") for name in names)] for row, minus in pairs]
     return table(("row", "minus", *names), rows)
 
 
-def prediction_rows(study: Study, measured: dict[str, Measured]) -> Iterator[list[str]]:
+def prediction_rows(study: Study, measured: dict[str, CellMeasure]) -> Iterator[list[str]]:
     for number, prediction in enumerate(study.predictions, 1):
         if prediction.measure and prediction.row and prediction.minus:
             effect = measured[prediction.measure].difference(prediction.row, prediction.minus)
@@ -168,7 +168,7 @@ def spread(cells: Cells, row: str, number: str) -> str:
     return f"{statistics.fmean(found):.4g} ({min(found):.4g} to {max(found):.4g})" if found else "-"
 
 
-def draw(study: Study, cells: Cells, measured: dict[str, Measured], path: Path) -> None:
+def draw(study: Study, cells: Cells, measured: dict[str, CellMeasure], path: Path) -> None:
     """Draws what was learned against difficulty: one row per measure, at equal tokens and at equal FLOPs."""
     heights = [name for name in study.measures if not name.startswith(("difficulty", "own"))]
     spent = {name: flops(cell) for (name, _), cell in cells.items()}

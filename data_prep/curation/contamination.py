@@ -1,33 +1,52 @@
 """Finds documents that share an n-gram of words with an evaluation set, as in GPT-3 (Brown et al. 2020, appendix C).
 
+The sets are TSV, JSON and JSON lines, or GLUE, SQuAD and BLiMP by name:
+
+    FILE                  all texts of a file, or of some of its FIELDS: columns of TSV, keys of JSON at any depth
+    FILE:FIELD,FIELD      (columns by their names in the header or, if all are numbers, counted from 1)
+    NAME=FILE[:FIELDS]    the same, with a name; otherwise the file's name is the set's
+    glue=FOLDER           dev and test sets of GLUE's tasks
+    squad=FOLDER          paragraphs and questions of dev sets
+    blimp=FOLDER          pairs of sentences, also in BLiMP.zip
+
 Words are runs of letters and digits in lower case; GPT-3 separates them at white space only, which would miss the
 tokenized texts of some sets ("it 's"). Only the words of the evaluation sets are numbered, so memory depends on these
 sets alone: about 20 bytes per n-gram. A key found is compared word by word.
 """
 
+import hashlib
 import io
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.curation.evaluation_sets import read_sets
-from data_prep.curation.ngrams import ngram_keys
-from foundation.config import ConfigError
-from foundation.files import write_if_other
+from data_prep.curation.measures import ngram_keys
+from foundation.config import ConfigError, shown
+from foundation.files import require_file_or_folder, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits
 _WORD = re.compile(r"\w+")
+_JSON = (".json", ".jsonl", ".ndjson")
+_GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "question2", "#1 String", "#2 String")
+_LAYOUTS = {
+    "glue": (re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
+    "squad": (re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
+    "blimp": (re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
+}
+"""The files and fields of each named set."""
 
 
 class Match(NamedTuple):
-    """An n-gram that a document shares with an evaluation set; the first of each."""
+    """The first n-gram that a document shares with an evaluation set."""
 
     evaluation_set: str
     example: str
@@ -94,11 +113,11 @@ def make_index(given: Sequence[str], n: int) -> Index | None:
     texts: list[np.ndarray] = []
     examples: list[tuple[str, str]] = []
     for one in sets:
-        for example in one.examples:
-            words = _WORD.findall(unicodedata.normalize("NFC", example.text).lower())
+        for place, text in one.examples:
+            words = _WORD.findall(unicodedata.normalize("NFC", text).lower())
             if len(words) >= n:
                 texts.append(np.array([vocabulary.setdefault(word, len(vocabulary) + 1) for word in words], np.uint32))
-                examples.append((one.name, example.place))
+                examples.append((one.name, place))
     if not texts:
         raise ConfigError(
             f"decontaminate_ngram: got {n}, but no text of {' '.join(given)} has so many words; give a smaller n"
@@ -122,3 +141,114 @@ def make_index(given: Sequence[str], n: int) -> Index | None:
 
 def _keys(numbers: np.ndarray, n: int) -> np.ndarray:
     return next(islice(ngram_keys(numbers), n - 1, None))
+
+
+class EvaluationSet(NamedTuple):
+    """The texts of an evaluation set."""
+
+    name: str
+    sha256: str
+    """SHA-256 of the set's files, their names and fields."""
+    examples: list[tuple[str, str]]
+    """The place of each text, and the text. Its place is the file, and its line or, in JSON, its number there."""
+
+
+def read_sets(given: Iterable[str]) -> list[EvaluationSet]:
+    """Reads sets, given as above.
+
+    Raises:
+        ConfigError: a file or field is missing, a file is malformed or not a regular one, or two sets have one name.
+    """
+    sets = [_read_set(one) for one in given]
+    names = [one.name for one in sets]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"decontaminate: two sets are called {repeated[0]}; name one of them: NAME=FILE")
+    return sets
+
+
+def _read_set(given: str) -> EvaluationSet:
+    name, _, rest = given.rpartition("=") if not Path(given).exists() else ("", "", given)
+    pattern, fields = _LAYOUTS.get(name, (None, ()))
+    if pattern is None and not Path(rest).exists():
+        rest, _, chosen = rest.rpartition(":")
+        fields = tuple(chosen.split(","))
+    digest = hashlib.sha256()
+    examples: list[tuple[str, str]] = []
+    try:
+        for file, content in _files(Path(rest), pattern):
+            digest.update(f"{file}\n{','.join(fields)}\n{len(content)}\n".encode(errors="surrogateescape"))
+            digest.update(content)
+            texts = list(_texts(file, content, fields))
+            examples += ((f"{file}#{number}", text) for number, _, text in texts)
+            missing = set(fields).difference(field for _, field, _ in texts) if pattern is None else ()
+            if missing or not texts:
+                where = ", ".join(shown(field) for field in fields if field in missing or not texts) or "any field"
+                raise ConfigError(
+                    f"decontaminate: {file} of {given} has no text in {where}; name keys of JSON, names in the header "
+                    "of a TSV, or numbers from 1: FILE:FIELD,FIELD"
+                )
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last: an encrypted archive
+        raise ConfigError(f"decontaminate: {given} cannot be read ({error}); name another file") from None
+    if not examples:
+        raise ConfigError(f"decontaminate: {given} holds no such files; name a folder with them")
+    return EvaluationSet(name or Path(rest).name, digest.hexdigest(), examples)
+
+
+def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and content of a file, or of the files in a folder or archive that match, in order."""
+    require_file_or_folder(root, "decontaminate")
+    if pattern is None or (root.is_file() and root.suffix != ".zip"):
+        yield root.name, root.read_bytes()
+        return
+    archive = root if root.is_file() else root / "BLiMP.zip"
+    if archive.is_file():
+        with zipfile.ZipFile(archive) as file:
+            yield from ((name, file.read(name)) for name in sorted(file.namelist()) if pattern.fullmatch(name))
+        return
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
+    for name in sorted(filter(pattern.fullmatch, paths)):
+        require_file_or_folder(paths[name], "decontaminate")
+        yield name, paths[name].read_bytes()
+
+
+def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
+    """Yields the texts of a file, each with its number and its field."""
+    suffix = Path(file).suffix
+    try:
+        text = content.decode("utf-8-sig")
+        if suffix == ".json":
+            for number, found in enumerate(_strings(json.loads(text), fields), 1):
+                yield number, *found
+        elif suffix in _JSON:
+            for number, line in enumerate(text.split("\n"), 1):
+                if line.strip():
+                    yield from ((number, *found) for found in _strings(json.loads(line), fields))
+        else:
+            yield from _cells(text, fields)
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if suffix in _JSON else "TSV"
+        raise ConfigError(
+            f"decontaminate: {file} is no {kind} in UTF-8 ({error}); repair it, or convert it (iconv -t UTF-8)"
+        ) from None
+
+
+def _cells(text: str, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
+    rows = [line.split("\t") for line in text.splitlines()]  # without quoting, as in GLUE
+    has_names = bool(rows) and any(field in rows[0] and not field.isdecimal() for field in fields)
+    names = rows[0] if has_names else [str(number) for number in range(1, max(map(len, rows), default=0) + 1)]
+    for number, row in enumerate(rows[has_names:], 1 + has_names):
+        for name, cell in zip(names, row, strict=False):
+            if cell and (name in fields or not fields):
+                yield number, name, cell
+
+
+def _strings(value: Any, fields: tuple[str, ...], field: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the strings in a JSON value, at any depth, each with the one of the fields that is nearest above it."""
+    if isinstance(value, str) and (field or not fields):
+        yield field, value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _strings(part, fields, field)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _strings(part, fields, key if key in fields else field)

@@ -12,8 +12,9 @@ from itertools import count
 
 import numpy as np
 
-from data_prep.curation.ngrams import ngram_keys
+from foundation.ordering import mixed
 
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd; the key of an n-gram is a polynomial in it, modulo 2^64
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
@@ -24,8 +25,6 @@ class Measures:
         self.text = text
         self._keys: list[np.ndarray] = []
         self._more_keys: Iterator[np.ndarray] | None = None
-        self._unrepeated = np.inf
-        """The smallest n known to have no repeated n-gram. A repeated longer one would contain a repeated n-gram."""
 
     @cached_property
     def words(self) -> list[str]:
@@ -54,29 +53,16 @@ class Measures:
         """Share of the characters in the commonest n-gram, the first of several, with spaces between its words."""
         if not len(keys := self._ngrams(n)):
             return 0.0
-        first, most = 0, 1
-        if n < self._unrepeated:
-            ordered = np.sort(keys)
-            starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-            counts = np.diff(starts, append=len(keys))
-            most = int(counts.max())
-            if most > 1:
-                first = int(np.isin(keys, ordered[starts[counts == most]]).argmax())
-            else:
-                self._unrepeated = n
+        distinct, counts = np.unique(keys, return_counts=True)
+        most = int(counts.max())
+        first = int(np.isin(keys, distinct[counts == most]).argmax())
         return float(most * (self._ends[first + n] - self._ends[first] + n - 1) / len(self.text))
 
     def repeated_ngrams(self, n: int) -> float:
         """Share of the characters in repeated n-grams. From the beginning, after each one, its n words are skipped."""
-        if n >= self._unrepeated:
-            return 0.0
         keys = self._ngrams(n)
         ordered = np.sort(keys)
-        equal = ordered[1:] == ordered[:-1]
-        if not equal.any():
-            self._unrepeated = n
-            return 0.0
-        recurring = np.flatnonzero(np.isin(keys, ordered[1:][equal]))
+        recurring = np.flatnonzero(np.isin(keys, ordered[1:][ordered[1:] == ordered[:-1]]))
         seen: set[int] = set()
         characters = free = 0
         for place, key in zip(recurring.tolist(), keys[recurring].tolist(), strict=True):
@@ -102,3 +88,15 @@ class Measures:
         while len(self._keys) < n:
             self._keys.append(next(self._more_keys))
         return self._keys[n - 1]
+
+
+def ngram_keys(words: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the keys of all 1-grams of a sequence of numbered words, of all its 2-grams, and so on; all uint64.
+
+    Equal n-grams have equal keys, and two others have equal keys with a chance of 1 in 2^64.
+    """
+    keys = words = mixed(words, 0)
+    while True:
+        yield keys
+        words = words[1:]
+        keys = keys[: len(words)] * _BASE + words

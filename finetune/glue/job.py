@@ -1,38 +1,103 @@
-"""GLUE tasks as jobs, and the runs that a command asks for."""
+"""GLUE tasks as jobs: features, heads, predictions, metrics, and the tasks that a command asks for.
+
+Two heads classify or score the state of [CLS]. `electra` is google-research/electra's: dropout and one dense layer.
+`hf` is Hugging Face's `ElectraClassificationHead`: a dense layer with GELU and its own dropout comes first.
+Shape letters: B batch, L length, H hidden size, C outputs, X rows of zeros.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import scipy.stats
+import sklearn.metrics
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from finetune.config import GlueConfig, GlueOptions
 from finetune.glue.files import load_task, missing_from
-from finetune.glue.heads import SequenceClassifier, as_two_layers
-from finetune.glue.metrics import is_constant, score, submission
 from finetune.glue.tasks import Example, ExampleSet, GlueTask, TaskData, select_tasks
-from finetune.presets import settings_for
-from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, Predictor, labels_of
+from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, labels_of
 from finetune.running.records import EXAMPLES, Metrics
 from finetune.tokens import Batch, Features
 from foundation.config import ConfigError
-from pretrain.engine.engine import Engine
-from pretrain.model.encoder import ElectraEncoder
+from pretrain.job.processes import World
+from pretrain.model import ops
+from pretrain.model.encoder import Encoder
 
 EVALUATION_BATCH = 128
 """Dev examples per rank and forward pass; no gradients, so larger than in training."""
+CONSTANT_SPREAD = 1e-3
+"""Predictions closer together than this count as constant: a thousandth of the range of a score."""
+
+
+def _correlation(measure: Callable, target: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the correlation by `measure`, or 0 if a side is constant, so that a collapsed run has a score too."""
+    return 0.0 if np.ptp(predicted) == 0 or np.ptp(target) == 0 else measure(target, predicted).statistic
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": sklearn.metrics.accuracy_score,
+    "f1": partial(sklearn.metrics.f1_score, zero_division=0),  # of class 1
+    "matthews": sklearn.metrics.matthews_corrcoef,
+    "pearson": partial(_correlation, scipy.stats.pearsonr),
+    "spearman": partial(_correlation, scipy.stats.spearmanr),
+}
+"""Targets and predictions [examples] -> a number in [-1, 1]."""
+
+
+class SequenceClassifier(nn.Module):
+    """Encoder and task head: maps a batch to outputs [B, C] in fp32, one column per class or one score."""
+
+    def __init__(self, encoder: Encoder, num_outputs: int, head: Literal["electra", "hf"] = "electra") -> None:
+        super().__init__()
+        size, dropout = encoder.config.hidden_size, encoder.config.hidden_dropout_prob
+        self.electra = encoder
+        self.dropout = nn.Dropout(dropout)
+        if head == "hf":
+            dense, out_proj = ops.Linear(size, size), ops.Linear(size, num_outputs)
+            for layer in (dense, out_proj):
+                nn.init.normal_(layer.weight, std=encoder.config.initializer_range)
+                nn.init.zeros_(layer.bias)
+            layers = {"dense": dense, "activation": nn.GELU(), "dropout": nn.Dropout(dropout), "out_proj": out_proj}
+            self.head: nn.Module = nn.Sequential(OrderedDict(layers))  # parameters are named as Hugging Face's
+        else:
+            self.head = ops.Linear(size, num_outputs)
+            nn.init.xavier_uniform_(self.head.weight)  # TensorFlow's default, which google-research/electra keeps
+            nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+        return self.head(self.dropout(hidden_BLH[:, 0])).float()
+
+
+def as_two_layers(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
+    """Returns weights of the head `hf` that compute one dense layer, since GELU(z) - GELU(-z) = z.
+
+    The first layer computes z and -z of every output, padded with zeros; the second takes their difference.
+    """
+    outputs, size = weight_CH.shape
+    rest_XH, rest_X = weight_CH.new_zeros(size - 2 * outputs, size), bias_C.new_zeros(size - 2 * outputs)
+    one_CC = torch.eye(outputs, device=weight_CH.device)
+    return {
+        "dense.weight": torch.cat([weight_CH, -weight_CH, rest_XH]),
+        "dense.bias": torch.cat([bias_C, -bias_C, rest_X]),
+        "out_proj.weight": torch.cat([one_CC, -one_CC, rest_XH[:, :outputs].T], dim=1),
+        "out_proj.bias": torch.zeros_like(bias_C),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlueJob(Job):
     """A GLUE task with its tokenized examples; `tests` are keyed by the path of their predictions in the run's folder.
 
-    Targets and predictions of a regression are fractions of the highest score, with any model.
+    Targets and predictions of a regression are fractions of the highest score.
     """
 
     task: GlueTask
@@ -40,41 +105,33 @@ class GlueJob(Job):
     dev: dict[str, Features] = field(default_factory=dict)
     tests: dict[str, tuple[ExampleSet, Features]] = field(default_factory=dict)
 
-    @property
-    def unit(self) -> float:
-        """The model's output that means the task's highest score."""
-        return self.task.max_score if self.task.max_score and self.settings.plain_scores else 1.0
-
-    def build(self, encoder: ElectraEncoder) -> SequenceClassifier:
+    def build(self, encoder: Encoder) -> SequenceClassifier:
         return SequenceClassifier(encoder, len(self.task.classes) or 1, self.settings.head)
 
     def losses(self, output_BC: Tensor, batch: Batch) -> Tensor:
         """Loss of each example: squared error for a regression's one output, cross-entropy for classes."""
         if not self.task.classes:
-            return (output_BC[:, 0] - batch.target_B * self.unit).square()
+            return (output_BC[:, 0] - batch.target_B).square()
         return F.cross_entropy(output_BC, batch.target_B.long(), reduction="none")
 
-    def evaluate(self, engine: Engine) -> Evaluation:
-        predicted = {split: self.predict(features, engine) for split, features in self.dev.items()}
-        return Evaluation(
-            {
-                split: score(self.task.metrics, np.array(features.targets), predicted[split])
-                for split, features in self.dev.items()
-            },
-            {
-                EXAMPLES: {
-                    split: {"predicted": predicted[split].tolist(), "target": features.targets}
-                    for split, features in self.dev.items()
-                }
-            },
-            constant=all(map(is_constant, predicted.values())),
-        )
+    def evaluate(self, model: nn.Module, world: World) -> Evaluation:
+        predicted = {split: self.predict(features, model, world) for split, features in self.dev.items()}
+        answers = {
+            split: {"predicted": predicted[split].tolist(), "target": features.targets}
+            for split, features in self.dev.items()
+        }
+        metrics = {
+            split: score(self.task.metrics, np.array(features.targets), predicted[split])
+            for split, features in self.dev.items()
+        }
+        constant = all(np.ptp(found) < CONSTANT_SPREAD for found in predicted.values())
+        return Evaluation(metrics, {EXAMPLES: answers}, constant)
 
-    def predict_tests(self, engine: Engine) -> Evaluation:
+    def predict_tests(self, model: nn.Module, world: World) -> Evaluation:
         metrics: Metrics = {}
         files = {}
         for path, (tests, features) in self.tests.items():
-            predicted = self.predict(features, engine)
+            predicted = self.predict(features, model, world)
             files[path] = submission(tests.task, tests.indices, predicted)
             target = np.array(features.targets)
             if not np.isnan(target).any():
@@ -89,7 +146,7 @@ class GlueJob(Job):
         if not self.task.classes:
             config |= {"problem_type": "regression"}
             for name in ("classifier.out_proj.weight", "classifier.out_proj.bias"):
-                weights[name] = weights[name] * (self.task.max_score / self.unit)
+                weights[name] = weights[name] * self.task.max_score
         text = '"A text."' if len(self.task.text_columns) == 1 else '{"text": "A text.", "text_pair": "Another."}'
         return HuggingFaceModel(
             "ElectraForSequenceClassification",
@@ -99,33 +156,29 @@ class GlueJob(Job):
             PIPELINE.format(task="text-classification", input=f"{text}, truncation=True"),
         )
 
-    def predict(self, features: Features, engine: Engine) -> np.ndarray:
+    def predict(self, features: Features, model: nn.Module, world: World) -> np.ndarray:
         """Returns the prediction for every example, in order, on every rank; a diverged model's are 0."""
-        outputs = self.outputs(features, engine)
+        outputs = self.outputs(features, model, world)
         if self.task.classes:
             return outputs.argmax(axis=1).astype(float)
-        return np.nan_to_num(outputs[:, 0]) / self.unit
+        return np.nan_to_num(outputs[:, 0])
 
-    def outputs(self, features: Features, predictor: Predictor) -> np.ndarray:
+    def outputs(self, features: Features, model: nn.Module, world: World) -> np.ndarray:
         """Returns the model's outputs for every example [examples, C], in order, on every rank."""
         width = len(self.task.classes) or 1
         return self.answer_all(
-            features, predictor, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
+            features, model, world, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
         ).numpy()
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:
     """Tokenizes a task's examples; returns them as a job."""
     features = partial(tokenize_examples, tokenizer=tokenizer, max_length=settings.max_length)
-    train = data.train
-    if settings.both_orders and task.unordered:
-        train = train + [example._replace(texts=example.texts[::-1]) for example in train]
     return GlueJob(
         task=task,
         settings=settings,
-        train=features(train),
+        train=features(data.train),
         train_examples=len(data.train),
-        left_out=data.left_out,
         pad_id=tokenizer.pad_token_id,
         dev={split: features(examples) for split, examples in data.dev.items()},
         tests={path: (tests, features(tests.examples)) for path, tests in data.tests_by_path().items()},
@@ -162,17 +215,29 @@ def select(options: GlueOptions) -> list[GlueTask]:
     return [task for task in tasks if task.name not in missing]
 
 
-def load(task: GlueTask, options: GlueOptions) -> LoadedTask:
-    """Reads the files of a task.
+def load(options: GlueOptions) -> list[LoadedTask]:
+    """Reads the files of the selected tasks.
 
     Raises:
-        ConfigError: as `load_task`.
+        ConfigError: as `select` and `load_task`.
     """
-    data = load_task(task, options.data_dir, tests=options.predict_test)
-    idle = {"both_orders": not task.unordered, "plain_scores": bool(task.classes)}  # here they change no run
+    loaded = []
+    for task in select(options):
+        data = load_task(task, options.data_dir, tests=options.predict_test)
+        loaded.append(LoadedTask(task, data.fingerprint(), partial(make_job, task, data), list(data.tests_by_path())))
+    return loaded
 
-    def settings(hidden_size: int, max_positions: int, overrides: dict[str, Any]) -> GlueConfig:
-        given = {name: value for name, value in overrides.items() if not idle.get(name)}
-        return settings_for(task.name, hidden_size, max_positions, given)
 
-    return LoadedTask(task, data.fingerprint(), settings, partial(make_job, task, data), list(data.tests_by_path()))
+def score(names: Iterable[str], target: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Computes the named metrics; returns plain floats by name."""
+    return {name: float(METRICS[name](target, predicted)) for name in names}
+
+
+def submission(task: GlueTask, indices: Iterable[str], predicted: np.ndarray) -> str:
+    """Returns a submission as TSV: class numbers become GLUE's label names; fractions become scores."""
+    labels = [
+        task.classes[int(value)] if task.classes else f"{task.max_score * min(max(value, 0.0), 1.0):.3f}"
+        for value in predicted.tolist()
+    ]
+    lines = (f"{index}\t{label}\n" for index, label in zip(indices, labels, strict=True))
+    return "".join(("index\tprediction\n", *lines))

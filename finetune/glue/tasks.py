@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from finetune.running.records import Task, answers_folder, sha256_of
 from foundation.config import ConfigError, one_of
 
-HUB_UNLABELLED = -1
+HUB_UNLABELED = -1
 """The hub's label for examples without one."""
 INDEX_COLUMNS = ("index", "idx", "id")
 """Names of an example's number: in GLUE's TSV files, on the hub, in GLUE's QQP."""
@@ -34,8 +34,6 @@ class GlueTask(Task):
     """Column names of training and dev files without a header line."""
     hub_text_columns: tuple[str, ...] | None = None
     """The hub's names of the text columns where they differ from the files'."""
-    unordered: bool = False
-    """Symmetric pairs (those that google-research/electra trains on in both orders)."""
 
     @property
     def test_files(self) -> dict[str, str]:
@@ -62,7 +60,6 @@ TASKS = {
             label_column="Quality",
             hub_text_columns=("sentence1", "sentence2"),
             metrics=("accuracy", "f1"),
-            unordered=True,
             official_examples=3_668,
         ),
         GlueTask(
@@ -72,7 +69,6 @@ TASKS = {
             classes=(),
             max_score=5.0,
             metrics=("spearman", "pearson"),
-            unordered=True,
             official_examples=5_749,
         ),
         GlueTask(
@@ -149,8 +145,6 @@ class TaskData(NamedTuple):
     dev: dict[str, list[Example]]
     tests: dict[str, ExampleSet] = {}
     """Test sets by submission file; most have no labels."""
-    left_out: dict[str, int] = {}
-    """Number of malformed rows left out, by source."""
 
     def fingerprint(self) -> str:
         """SHA-256 over every training and dev example, wherever they were read from."""
@@ -181,28 +175,28 @@ def select_tasks(names: Iterable[str]) -> list[GlueTask]:
     return list(TASKS.values()) if "all" in chosen else [known[name] for name in chosen]
 
 
-def read_example(row: Mapping[str, Any], task: GlueTask, *, labelled: bool = True) -> Example:
-    """Returns a row, keyed by column name, as an example; unless `labelled`, the label may be missing.
+def read_example(row: Mapping[str, Any], task: GlueTask, *, labeled: bool = True) -> Example:
+    """Returns a row, keyed by column name, as an example; unless `labeled`, the label may be missing.
 
     Raises:
         ValueError: the row lacks a column, or a text or label is malformed.
     """
-    names = _columns(task, tuple(row), labelled)
+    names = _columns(task, tuple(row), labeled)
     texts = tuple(row[name] for name in names[: len(task.text_columns)])
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f"text {text!r}, expected a string")
-    label = row[names[-1]] if len(names) > len(texts) else HUB_UNLABELLED
-    return Example(texts, math.nan if label == HUB_UNLABELLED and not labelled else parse_label(label, task))
+    label = row[names[-1]] if len(names) > len(texts) else HUB_UNLABELED
+    return Example(texts, math.nan if label == HUB_UNLABELED and not labeled else parse_label(label, task))
 
 
 @lru_cache
-def _columns(task: GlueTask, names: tuple[str, ...], labelled: bool) -> list[str]:
+def _columns(task: GlueTask, names: tuple[str, ...], labeled: bool) -> list[str]:
     """Returns the columns of the texts and the label, under GLUE's names or the hub's; the label's only if present."""
     known = {name.lower(): name for name in names}
     official = (*task.text_columns, task.label_column)
     hub = (*(task.hub_text_columns or task.text_columns), "label")
-    for wanted in (official, hub) if labelled else (official, hub, official[:-1], hub[:-1]):
+    for wanted in (official, hub) if labeled else (official, hub, official[:-1], hub[:-1]):
         if all(name.lower() in known for name in wanted):
             return [known[name.lower()] for name in wanted]
     missing = next(name for name in official if name.lower() not in known)
@@ -210,10 +204,12 @@ def _columns(task: GlueTask, names: tuple[str, ...], labelled: bool) -> list[str
 
 
 def parse_label(label: Any, task: GlueTask) -> float:
-    """Returns a label as `Example.target`; `label` is a file's word or the hub's class number.
+    """Converts a label to `Example.target`: its class number, or its score divided by the task's highest.
+
+    A class is given by the files' name for it, or by the hub's number.
 
     Raises:
-        ValueError: the task has no such label.
+        ValueError: the task has no such class, or the score is out of range.
     """
     if type(label) is int and 0 <= label < len(task.classes):
         return float(label)

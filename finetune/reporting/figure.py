@@ -1,7 +1,4 @@
-"""The figure of a report: every seed a dot, or a cross if it collapsed, every median a bar, the paper's a line.
-
-With checkpoints of runs it is score against pre-training step: a line per run, and one across for any other model.
-"""
+"""The figure of a report: every seed a dot, or a cross if it collapsed, every median a bar, the paper's a line."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from finetune.reporting.paper_tables import Column, Table
-from finetune.reporting.results import Row
+from finetune.reporting.results import Cell, Row
 
 PAPER_STYLES = {"ELECTRA (reimplementation)": ":", "HP_Loss + Focal": "--", "HP_Dist + Focal": "-."}
-PAPER_COLOURS = {"small": "black", "base": "dimgrey"}
+PAPER_COLORS = {"small": "black", "base": "dimgrey"}
 ACROSS = 5
 """Panels side by side."""
 LEAST_SPAN = 4
@@ -23,55 +20,36 @@ LEAST_SPAN = 4
 
 def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
     """Draws one panel per column, each with its own scale; a model has the same color and place in all panels."""
-    names = list(dict.fromkeys(row.name for row in rows))
-    sweep = any(row.step is not None for row in rows)
     chosen = [(table, column) for table in tables for column in table.columns]
     across, down = min(len(chosen), ACROSS), math.ceil(len(chosen) / ACROSS)
-    width, height = 3.5 + (3.0 if sweep else 1.6 + 0.15 * len(names)) * across, 2.5 * down + 0.5
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(3.5 + (1.6 + 0.15 * len(rows)) * across, 2.5 * down + 0.5), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False)
     for axes in panels.flat[len(chosen) :]:
         axes.remove()
-    palette = matplotlib.colormaps["tab10" if len(names) <= 10 else "tab20"]
+    palette = matplotlib.colormaps["tab10" if len(rows) <= 10 else "tab20"]
     for axes, (table, column) in zip(panels.flat, chosen, strict=False):
         axes.set_title(column.title, fontsize="medium")
         axes.grid(axis="y", alpha=0.3)
-        if not sweep:
-            axes.set_xticks([])
-            axes.set_xlim(-0.7, len(names) - 0.3)
-        for index, name in enumerate(names):
-            own = [row for row in rows if row.name == name]
-            _draw_model(own, column, axes, None if sweep else index, palette(index % palette.N))
+        axes.set_xticks([])
+        axes.set_xlim(-0.7, len(rows) - 0.3)
+        for place, row in enumerate(rows):
+            if cell := row.cells.get(column.title):
+                _draw_cell(axes, cell, place, row.name, palette(place % palette.N))
         _draw_paper(axes, rows, table, column)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, (low + high - LEAST_SPAN) / 2), max(high, (low + high + LEAST_SPAN) / 2))
     figure.supylabel("dev score, percent", fontsize="medium")
-    if sweep:
-        figure.supxlabel("pre-training step", fontsize="medium")
     legends = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes)
     labels = {label: handle for legend in legends for handle, label in legend}
     figure.legend(labels.values(), labels.keys(), loc="outside right upper", fontsize="small")
     return figure
 
 
-def _draw_model(rows: Sequence[Row], column: Column, axes: Axes, place: int | None, color: tuple[float, ...]) -> None:
-    """Draws the seeds and median of a model at its place, or of a run's checkpoints at their steps.
-
-    In a figure of checkpoints, any other model has no place: its median is a line across.
-    """
-    medians: dict[float, float] = {}
-    for row in rows:
-        if not (cell := row.cells.get(column.title)):
-            continue
-        x = place if row.step is None else row.step
-        if x is None:
-            axes.axhline(cell.median, linewidth=1, color=color, label=row.name)
-            continue
-        for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
-            axes.plot(x, score, "X" if collapsed else "o", alpha=0.5, color=color, zorder=3)
-        medians |= dict.fromkeys((x - 0.4, x + 0.4) if row.step is None else (x,), cell.median)
-    if medians:
-        axes.plot(list(medians), list(medians.values()), linewidth=2, color=color, label=rows[0].name)
+def _draw_cell(axes: Axes, cell: Cell, place: int, name: str, color: tuple[float, ...]) -> None:
+    """Draws the seeds and the median of a model."""
+    for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
+        axes.plot(place, score, "X" if collapsed else "o", alpha=0.5, color=color, zorder=3)
+    axes.plot([place - 0.4, place + 0.4], [cell.median] * 2, linewidth=2, color=color, label=name)
 
 
 def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -> None:
@@ -83,6 +61,4 @@ def _draw_paper(axes: Axes, rows: Sequence[Row], table: Table, column: Column) -
         for label, style in PAPER_STYLES.items():
             value = table.paper_rows[size][label][column.paper_index]
             assert value is not None  # these rows of the paper have every column
-            axes.axhline(
-                value, linestyle=style, linewidth=1, color=PAPER_COLOURS[size], label=f"paper, {size}: {label}"
-            )
+            axes.axhline(value, linestyle=style, linewidth=1, color=PAPER_COLORS[size], label=f"paper, {size}: {label}")

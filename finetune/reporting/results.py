@@ -3,14 +3,13 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from finetune.config import FinetuneConfig
 from finetune.glue import tasks as glue
 from finetune.presets import ModelSize
 from finetune.reporting.paper_tables import COLUMNS, Column
-from finetune.running.records import FILE_NAME, RunRecord, Task, read_records
+from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records
 from finetune.squad import files as squad
 from finetune.tagging import files as tagging
 from foundation.config import ConfigError, one_of, shown
@@ -50,26 +49,17 @@ class Row:
     """One model's row of the tables: its cells by column title."""
 
     name: str
-    """The model's, or for a checkpoint its run's."""
-    step: int | None
-    """Pre-training step of a checkpoint in a sweep."""
     size: ModelSize
     cells: dict[str, Cell]
-    collapsed: tuple[RunRecord, ...]
-    """Every collapsed run, with any setting."""
-
-    @property
-    def label(self) -> str:
-        return self.name if self.step is None else f"{self.name}, step {self.step:,}"
 
 
 def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
     """Reads the records in these folders or files, each run once.
 
     Raises:
-        ConfigError: a path has no results, or a result has an unknown task or lacks the task's score.
+        ConfigError: a path has no results, or a result has an unknown task.
     """
-    records: dict[str, RunRecord] = {}
+    records: dict[RunIdentity, RunRecord] = {}
     for path in paths:
         file = path / FILE_NAME if path.is_dir() else path
         if not (found := read_records(file)):
@@ -77,45 +67,26 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
                 f"runs: no results in {file}; expected the --output folder of finetune/run_glue.py or a sibling"
             )
         for record in found:
-            if not (task := ALL_TASKS.get(record.run.task)):
+            if record.run.task not in ALL_TASKS:
                 known = one_of(record.run.task, ALL_TASKS)
                 raise ConfigError(f"runs: {file}: run.task: got {shown(record.run.task)}, {known}; remove its line")
-            split, metric = task.dev_splits[0], task.metrics[0]
-            if metric not in record.last.get(split, {}):
-                raise ConfigError(
-                    f"runs: {file}: last: got {shown(record.last)}, expected {metric} of {split} for {task.name};"
-                    " remove its line"
-                )
-            records[record.run.model_dump_json()] = record
+            records[record.run] = record
     return list(records.values())
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """Returns one row per model, trained or with random weights, in order of appearance; a run's checkpoints by step.
-
-    A model is labeled by its first name.
-    """
+    """Returns one row per model, trained or with random weights, in order of appearance, labeled by its first name."""
     models: dict[tuple[str, bool], list[RunRecord]] = {}
     for record in records:
         models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
-    versions = [(runs[0].model, runs[0].step, random) for (_, random), runs in models.items()]
-    shared = len(shared_folder(records).parts)
+    named = [(runs[0].model, random) for (_, random), runs in models.items()]
     rows = []
     for (digest, random), runs in models.items():
-        model, step = runs[0].model, runs[0].step
-        version = f" {digest[:7]}" if versions.count((model, step, random)) > 1 else ""
-        name = str(PurePath(*PurePath(model).parts[shared:])) + version + (" (random weights)" if random else "")
+        version = f" {digest[:7]}" if named.count((runs[0].model, random)) > 1 else ""
+        name = runs[0].model + version + (" (random weights)" if random else "")
         cells = {column.title: cell for column in COLUMNS if (cell := make_cell(runs, column))}
-        rows.append(Row(name, step, runs[0].model_size, cells, tuple(run for run in runs if run.collapsed)))
-    names = [row.name for row in rows]
-    return sorted(rows, key=lambda row: (names.index(row.name), row.step or 0))
-
-
-def shared_folder(records: Iterable[RunRecord]) -> PurePath:
-    """Returns the folder that all models are in, which labels need not repeat; empty if there is only one model."""
-    folders = [name.parts[:-1] for name in {PurePath(record.model) for record in records}]
-    levels = zip(*folders, strict=False) if len(folders) > 1 else ()
-    return PurePath(*(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)))
+        rows.append(Row(name, runs[0].model_size, cells))
+    return rows
 
 
 def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:

@@ -1,4 +1,4 @@
-"""The text of a report: tables beside the paper's rows, differences between models, settings, collapsed runs."""
+"""The text of a report: tables beside the paper's rows, differences between models, settings."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,24 +13,21 @@ SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
 """The settings that the paper's grid varies; others are shown where the runs vary them."""
 
 
-def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".") -> str:
-    """Returns the report: the tables, our rows first, with notes; then differences, settings and collapsed runs.
+def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
+    """Returns the report: the tables, our rows first, with notes; then differences and settings.
 
-    `outputs` are folders that may hold the runs' predictions; `folder` is the one that contains all models.
+    `outputs` are folders that may hold the runs' predictions.
     """
     tables = shown_tables(rows)
     lines = ["# Fine-tuning results", ""]
     for table in tables:
         lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
     lines += [*notes(rows, tables), ""]
-    if folder != ".":
-        lines += [f"The models lie in {folder}.", ""]
     scored = [table for table in tables if not table.whole]  # the others repeat their columns
     compared = [(table.title, difference_lines(differences(rows, table.columns, outputs))) for table in scored]
     for title, section in (
         *((f"{title}: differences between our own runs", section) for title, section in compared),
         ("Best settings", setting_lines(rows, [column for table in scored for column in table.columns])),
-        ("Collapsed runs", collapsed_lines(rows)),
     ):
         lines += [f"## {title}", "", *section, ""] if section else []
     return "\n".join(lines)
@@ -39,7 +36,7 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = (), folder: str = ".
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
     """Returns the lines of one table, with the models that belong in it."""
     own = members(table, rows)
-    shown = [[row.label, *(_show_cell(row.cells.get(column.title)) for column in table.columns)] for row in own]
+    shown = [[row.name, *(_show_cell(row.cells.get(column.title)) for column in table.columns)] for row in own]
     for size in dict.fromkeys(row.size for row in own):
         for label, values in table.paper_rows.get(size, {}).items():
             theirs = [None if column.paper_index is None else values[column.paper_index] for column in table.columns]
@@ -76,8 +73,6 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     """Returns the notes that a reader needs to compare the rows."""
     cells = [cell for row in rows for cell in row.cells.values()]
     titles = {column.title for table in tables for column in table.columns}
-    left_out = {file: count for cell in cells for run in cell.records for file, count in run.left_out.items()}
-    listed = ", ".join(f"{count} of {file}" for file, count in left_out.items())
     lines = ["Dev sets, percent: **median** (lowest–highest; number of seeds), after the last epoch."]
     wanted = {
         "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run "
@@ -87,7 +82,6 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
         "† not trained on the official training set (by its size): not comparable with the paper.": not all(
             cell.official_data for cell in cells
         ),
-        f"Malformed rows left out: {listed}.": bool(left_out),
         "STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.": (
             "STS-B Pearson" in titles
         ),
@@ -106,7 +100,7 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
     """Returns a table of the differences, a row per pair of models and a column per score, and how to read it."""
     by_pair: dict[str, dict[str, str]] = {}
     for found in differences:
-        cells = by_pair.setdefault(f"{found.second.label} - {found.first.label}", {})
+        cells = by_pair.setdefault(f"{found.second.name} - {found.first.name}", {})
         interval = "" if found.interval is None else "{:+.1f} to {:+.1f}; ".format(*found.interval)
         p = "" if found.p is None else f"p {found.p:.3g}; "
         cells[found.column.title] = f"{found.mean:+.1f} ({interval}{p}{found.seeds})"
@@ -125,11 +119,10 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Returns the best setting for each task, per model or once for all; a task's first column represents it."""
+    """Returns the best setting of every model for each task, by the task's first column."""
     first_columns = {column.task: column for column in reversed(columns)}
     found = []
     for task, column in reversed(first_columns.items()):
-        models: dict[tuple[str, int], list[str]] = {}
         for row in rows:
             if cell := row.cells.get(column.title):
                 best = cell.records[0].run.settings
@@ -137,10 +130,7 @@ def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
                     name for name in type(best).model_fields if len({_shown(one, [name]) for one in cell.tried}) > 1
                 ]
                 setting = _shown(best, dict.fromkeys([*SHOWN_SETTINGS, *varied]))
-                models.setdefault((setting, len(cell.tried)), []).append(row.label)
-        for (setting, tried), labels in models.items():
-            shown = "all" if len(models) == 1 and len(labels) > 1 else ", ".join(labels)
-            found.append((task, shown, setting, str(tried)))
+                found.append((task, row.name, setting, str(len(cell.tried))))
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
 
 
@@ -149,12 +139,3 @@ def _shown(setting: FinetuneConfig, names: Iterable[str]) -> str:
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
     )
-
-
-def collapsed_lines(rows: Sequence[Row]) -> list[str]:
-    """Returns a line per collapsed run, under any setting."""
-    return [
-        f"- {run.task}, {row.label}, seed {run.seed}, {_shown(run.settings, SHOWN_SETTINGS)}: {record.collapsed}"
-        for row in rows
-        for run, record in ((record.run, record) for record in row.collapsed)
-    ]

@@ -3,18 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from finetune.config import Settings
 from finetune.running.records import Metrics, Task
 from finetune.tokens import Batch, Features, collate, shares
-from pretrain.engine.engine import Engine
 from pretrain.job.processes import World
-from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.encoder import Encoder
 
 
 class Evaluation(NamedTuple):
@@ -26,18 +25,6 @@ class Evaluation(NamedTuple):
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     constant: bool = False
     """Whether every dev example got the same answer."""
-
-
-class Predictor(Protocol):
-    """A trained model that predicts: an engine, or a kept model."""
-
-    @property
-    def module(self) -> nn.Module: ...
-
-    @property
-    def world(self) -> World: ...
-
-    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
 class HuggingFaceModel(NamedTuple):
@@ -77,11 +64,9 @@ class Job(ABC):
     train: Features = field(default_factory=lambda: Features([], [], []))
     train_examples: int = 0
     """Examples as the task counts them; features may be more."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Number of malformed rows left out, by file."""
 
     @abstractmethod
-    def build(self, encoder: ElectraEncoder) -> nn.Module:
+    def build(self, encoder: Encoder) -> nn.Module:
         """Builds the task's model, with `encoder` as its attribute `electra` and the rest as `head`."""
 
     @abstractmethod
@@ -89,10 +74,10 @@ class Job(ABC):
         """Returns the loss of each feature of a batch [B], from the model's output."""
 
     @abstractmethod
-    def evaluate(self, engine: Engine) -> Evaluation:
+    def evaluate(self, model: nn.Module, world: World) -> Evaluation:
         """Scores the dev set. Collective: the ranks share the examples, and all get the result."""
 
-    def predict_tests(self, engine: Engine) -> Evaluation:
+    def predict_tests(self, model: nn.Module, world: World) -> Evaluation:
         """Predicts the test sets that the run was given, if any. Collective."""
         return Evaluation({}, {})
 
@@ -104,20 +89,22 @@ class Job(ABC):
     def answer_all(
         self,
         features: Features,
-        predictor: Predictor,
+        model: nn.Module,
+        world: World,
         batch_size: int,
         width: int,
         answer: Callable[[Any, Batch, np.ndarray], Tensor],
     ) -> Tensor:
-        """Returns `answer(output, batch, indices)` for all features [features, width], in order, on all ranks, fp64."""
-        device = predictor.world.device
-        answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=device)
-        for own in shares(features, predictor.world, batch_size):
-            batch = collate(features, own, self.pad_id, device)
-            output = predictor.module(batch)  # collective under ZeRO-3, so also without examples
+        """Applies `answer` to the outputs of all batches; returns [features, width] in fp64, in order, on all ranks."""
+        answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=world.device)
+        for own in shares(features, world, batch_size):
+            batch = collate(features, own, self.pad_id, world.device)
+            output = model(batch)  # collective under ZeRO-3, so also without examples
             if len(own):
                 answers[torch.from_numpy(own)] = answer(output, batch, own).double()
-        return predictor.sum_over_ranks(answers).cpu()
+        if world.world_size > 1:
+            dist.all_reduce(answers)
+        return answers.cpu()
 
 
 class LoadedTask(NamedTuple):
@@ -126,8 +113,6 @@ class LoadedTask(NamedTuple):
     task: Task
     data_sha256: str
     """Digest of the training and dev examples."""
-    settings: Callable[[int, int, dict[str, Any]], Settings]
-    """Makes the settings from the model's hidden size and positions, and the settings on the command line."""
     make_job: Callable[[Any, Any], Job]
     """Makes the job from a tokenizer and the settings of a run."""
     files: Sequence[str] = ()

@@ -1,29 +1,45 @@
-"""The model to fine-tune, identified by its content, and the runs of it that a command line asks for."""
+"""Models as folders: the one to fine-tune, identified by its content, and fine-tuned ones in OUTPUT/finetuned/RUN.
 
+A finished run leaves its model in OUTPUT/candidates. When all seeds of its setting are done, the models that `--keep`
+names move to OUTPUT/finetuned, and the others are removed. A folder under its final name is complete, and no folder in
+OUTPUT/finetuned is ever removed.
+"""
+
+import dataclasses
 import hashlib
-import math
-from dataclasses import dataclass, replace
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finetune.config import FinetuneOptions
-from foundation.config import ConfigError
-from foundation.files import file_sha256
-from foundation.locks import Lock
-from pretrain.analysis.model_card import model_card
-from pretrain.engine.checkpoint import MARKER, Checkpoint
-from pretrain.huggingface.export import TOKENIZER_SETTINGS, export
-from pretrain.huggingface.folders import AGAIN, find_folder, read_config, read_encoder_config
-from pretrain.model.encoder import EncoderSizes
-from pretrain.training.models import choose_checkpoints, load_checkpoint
-from pretrain.training.run_folder import DESCRIPTION, read_run
+from torch import Tensor
 
-MODELS = "models"
-"""Folder, in the output folder, of exported checkpoints."""
+from finetune.running.job import HuggingFaceModel, Job
+from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records, task_prefix
+from foundation.config import ConfigError
+from foundation.files import file_sha256, new_folder, remove
+from foundation.locks import holder
+from foundation.markdown_table import markdown_table
+from pretrain.huggingface.export import TOKENIZER_SETTINGS
+from pretrain.huggingface.folders import (
+    AGAIN,
+    MODEL_FILE,
+    find_folder,
+    read_any_config,
+    read_config,
+    save_folder,
+)
+from pretrain.model.encoder import EncoderConfig, EncoderSizes
+
+CANDIDATES, FINETUNED, LOCKS = "candidates", "finetuned", "locks"
+CARD = "README.md"
+RESULTS = "results.json"
+"""File in a model's folder: the record of its run."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ModelFolder:
     """A model to fine-tune: a local folder, found or downloaded."""
 
@@ -32,43 +48,6 @@ class ModelFolder:
     """Digest of the names and contents of its files."""
     config: EncoderSizes
     tokenizer: Any
-    step: int | None = None
-    """Pre-training step of the checkpoint that it was exported from, in a sweep over a run's checkpoints."""
-
-
-def open_models(options: FinetuneOptions) -> list[ModelFolder]:
-    """Opens the model of a command line or, with `steps`, one for each of these checkpoints of a run, the oldest first.
-
-    Checkpoints are exported once, into a folder of the output folder.
-
-    Raises:
-        ConfigError: there is no such model, run or checkpoint.
-    """
-    if not options.steps:
-        return [open_model(options.model)]
-    run = Path(options.model)
-    if not (run / DESCRIPTION).is_file():
-        raise ConfigError(f"steps: {run} has no {DESCRIPTION}; expected --model to be a run folder of pretrain/run.py")
-    if options.random_weights:
-        raise ConfigError("steps: random_weights leaves nothing of a checkpoint; give one of the two")
-    return [
-        replace(open_model(str(export_once(run, checkpoint, options.output / MODELS))), step=checkpoint.step)
-        for checkpoint in choose_checkpoints(run, options.steps)
-    ]
-
-
-def export_once(run: Path, checkpoint: Checkpoint, models: Path) -> Path:
-    """Exports a checkpoint into a folder of `models`; one process writes it while the others wait."""
-    name = f"{run.resolve().name}-{checkpoint.folder.name}-{file_sha256(checkpoint.folder / MARKER)[:10]}"
-    folder = models / name
-    with Lock(models / f"{name}.lock", math.inf):
-        if not folder.exists():
-            description = read_run(run)
-            card = model_card(run, description, checkpoint.step, language="en", license="unknown")
-            model = load_checkpoint(description, checkpoint)
-            export(model, description.pad_token_id, run / "tokenizer", card, folder)
-            print(f"exported step {checkpoint.step} of {run} to {folder}", flush=True)
-    return folder
 
 
 def open_model(name: str) -> ModelFolder:
@@ -78,7 +57,7 @@ def open_model(name: str) -> ModelFolder:
         ConfigError: there is no such model, it is no ELECTRA, or it has no tokenizer that fits.
     """
     path = find_folder(name)
-    config = read_encoder_config(path)
+    config = read_any_config(path)
     tokenizer = load_tokenizer(path)
     if (pieces := max(tokenizer.get_vocab().values()) + 1) > config.vocab_size:
         raise ConfigError(
@@ -112,3 +91,123 @@ def load_tokenizer(path: Path) -> Any:
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {path} has a tokenizer that cannot be used: {reason}; {AGAIN}") from None
+
+
+def require_keepable(model: ModelFolder, keep: str) -> None:
+    """Refuses to keep fine-tuned models that have no Hugging Face form here.
+
+    Raises:
+        ConfigError: the model is a ModernBERT.
+    """
+    if keep != "none" and not isinstance(model.config, EncoderConfig):
+        raise ConfigError(
+            f"keep: got {keep} with {model.path}, a ModernBERT, whose fine-tuned heads are not exported; add --keep none"
+        )
+
+
+def save_finetuned(
+    folder: Path, model: ModelFolder, job: Job, record: RunRecord, weights: Mapping[str, Tensor]
+) -> None:
+    """Writes a run's model with tokenizer, card and record; the folder appears under its name when it is complete."""
+    settings = record.run.settings
+    assert isinstance(model.config, EncoderConfig)  # `require_keepable`
+    config = dataclasses.replace(
+        model.config,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.attention_dropout,
+    )
+    encoder = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
+    made = job.to_hugging_face({name[5:]: weight for name, weight in weights.items() if name.startswith("head.")})
+    described = {**read_tokenizer_settings(model.path), "model_max_length": settings.max_length}
+    remove(folder)  # of a run that was killed before its record was written
+    with new_folder(folder) as unfinished:
+        save_folder(unfinished, made.architecture, config, {**encoder, **made.head}, job.pad_id, made.config)
+        for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
+            if (model.path / name).is_file():
+                shutil.copyfile(model.path / name, unfinished / name)
+        texts = {
+            TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
+            RESULTS: record.model_dump_json(indent=2) + "\n",
+            CARD: card(made, record, carried=(unfinished / MODEL_FILE).is_file()),
+        }
+        for name, text in texts.items():
+            (unfinished / name).write_text(text, "utf-8")
+
+
+def card(made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
+    """Returns the model card."""
+    run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
+    code = ", trust_remote_code=True" if carried else ""
+    scores = [
+        (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
+    ]
+    settings = [(key, str(value)) for key, value in run.settings.model_dump(mode="json").items()]
+    carries = f"\nThe model's code is `{MODEL_FILE}` in this folder; `trust_remote_code=True` allows it to run.\n"
+    return f"""---
+library_name: transformers
+pipeline_tag: {made.pipeline}
+tags:
+- electra
+---
+
+# {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`
+
+```python
+{made.example.replace("{code}", code)}
+```
+{carries if carried else ""}
+## Scores
+
+Seed {run.seed}, {record.train_examples:,} training examples, after the last epoch.
+
+{chr(10).join(markdown_table(("split", "metric", "score"), scores))}
+
+## Settings
+
+{chr(10).join(markdown_table(("", ""), settings))}
+"""
+
+
+def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecord]:
+    """Returns the records whose models are kept, among the records of one setting.
+
+    The score is the task's first metric on its first dev split after the last epoch. The median of an even number is
+    the lower of the middle two; at equal scores, the later seed counts as lower.
+    """
+    split, metric = task.dev_splits[0], task.metrics[0]
+    ranked = sorted(records, key=lambda record: (record.last[split][metric], -record.run.seed))
+    middle = (len(ranked) - 1) // 2
+    return {"all": ranked, "best": ranked[-1:], "median": ranked[middle : middle + 1], "none": []}[keep]
+
+
+def keep_models(output: Path, keep: str, runs: Sequence[RunIdentity], tasks: Mapping[str, Task]) -> Iterator[str]:
+    """Keeps the chosen models of each setting of `runs` whose seeds are done, and removes its other candidates.
+
+    A setting waits while another process works on its task, since that launch may be adding seeds. Yields a line for
+    each model that is kept, or that should be and is missing.
+    """
+    done = {record.run: record for record in read_records(output / FILE_NAME)}
+    for setting in dict.fromkeys(map(without_seed, runs)):
+        task = tasks[setting.task]
+        waits = any(run not in done for run in runs if without_seed(run) == setting)
+        if waits or any(map(holder, (output / LOCKS).glob(f"{task_prefix(setting.task)}*"))):
+            continue
+        records = [record for run, record in done.items() if without_seed(run) == setting]
+        for record in choose(keep, records, task):
+            name, score = record.run.folder_name(), record.last[task.dev_splits[0]][task.metrics[0]]
+            candidate, kept = output / CANDIDATES / name, output / FINETUNED / name
+            which = f"{task.name} seed {record.run.seed} ({keep} of {len(records)}, {task.metrics[0]} {score:.4f})"
+            if candidate.is_dir() and not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                candidate.rename(kept)
+                yield f"{which}: model kept in {kept}"
+            elif not kept.exists():
+                yield f"{which}: its model was not kept when it ran; run it again with another --output"
+        for record in records:
+            for folder in (output / CANDIDATES).glob(f"{record.run.folder_name()}*"):  # whole, or left by a kill
+                shutil.rmtree(folder)
+
+
+def without_seed(run: RunIdentity) -> RunIdentity:
+    """Returns the setting of a run, which all its seeds share."""
+    return run.model_copy(update={"seed": None})

@@ -59,16 +59,12 @@ def task_prefix(task: str) -> str:
     return f"{task.replace(' ', '-')}-seed"
 
 
-KINDS: dict[str, type[FinetuneConfig]] = {"tagging": TaggingConfig, "GLUE": GlueConfig, "SQuAD": SquadConfig}
-
-
 def kind_of(settings: Any) -> str:
-    """Returns the kind of task whose fields the settings have, so that only its class checks and reports them.
-
-    The first kind has only the fields that all kinds share.
-    """
-    names = dict(settings) if isinstance(settings, dict | FinetuneConfig) else {}
-    return max(KINDS, key=lambda kind: len(KINDS[kind].model_fields.keys() & names.keys()))
+    """Returns the kind of task that the settings are for, so that only its class checks and reports them."""
+    values = dict(settings) if isinstance(settings, dict | FinetuneConfig) else {}
+    if "stride" in values:
+        return "SQuAD"
+    return "tagging" if values.get("head") == "linear" else "GLUE"
 
 
 class RunIdentity(StrictConfig):
@@ -100,13 +96,9 @@ class RunRecord(StrictConfig):
     run: RunIdentity
     model: FileName
     """The model's name on the command line."""
-    step: int | None = None
-    """The model is the checkpoint of the run `model` at this pre-training step; none for an exported model."""
     model_size: ModelSize
     """The size of the paper's models that it is compared with."""
     train_examples: int
-    left_out: dict[str, int] = {}
-    """Number of malformed rows left out, by file; nothing else counts them."""
     last: Metrics
     """Dev scores after the last epoch: what is reported."""
     best: Metrics

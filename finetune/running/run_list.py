@@ -1,23 +1,30 @@
 """The queue of a launch: does the requested runs that are not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
-from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `kept.py` keeps the models.
+from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `model_folder.py` keeps models.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NoReturn, TypeVar
 
 import torch
 
 from finetune.config import FinetuneOptions
-from finetune.presets import paper_grid, size_of
+from finetune.presets import paper_grid, settings_for, size_of
 from finetune.running.job import Job, LoadedTask
-from finetune.running.kept import CANDIDATES, LOCKS, keep_models, save_finetuned, without_seed
-from finetune.running.model_folder import ModelFolder, open_models
+from finetune.running.model_folder import (
+    CANDIDATES,
+    LOCKS,
+    ModelFolder,
+    keep_models,
+    open_model,
+    require_keepable,
+    save_finetuned,
+    without_seed,
+)
 from finetune.running.records import (
     FILE_NAME,
     PREDICTIONS,
@@ -35,34 +42,24 @@ from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
-from pretrain.engine.determinism import compute_deterministically
-from pretrain.engine.hardware import choose, emulated, require_same_precision
+from pretrain.engine.hardware import choose, compute_deterministically, emulated, require_same_precision
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 
 CHECKPOINTS = "checkpoints"
 Options = TypeVar("Options", bound=FinetuneOptions)
-Chosen = TypeVar("Chosen")
 
 
-def launch(
-    options: Options,
-    select: Callable[[Options], Sequence[Chosen]],
-    load: Callable[[Chosen, Options], LoadedTask],
-) -> NoReturn:
+def launch(options: Options, load: Callable[[Options], Sequence[LoadedTask]]) -> NoReturn:
     """Does what `run_queue` does, and ends the process."""
-    leave(run_queue(options, select, load))
+    leave(run_queue(options, load))
 
 
-def run_queue(
-    options: Options,
-    select: Callable[[Options], Sequence[Chosen]],
-    load: Callable[[Chosen, Options], LoadedTask],
-) -> int:
+def run_queue(options: Options, load: Callable[[Options], Sequence[LoadedTask]]) -> int:
     """Does the runs that the options ask for and the output folder lacks; returns the exit code.
 
-    `select` names the tasks, `load` reads the files of one: all of them before the first run.
+    `load` reads the files of the tasks that the options name.
 
     Raises:
         ConfigError: a wrong task, model, file or setting.
@@ -71,24 +68,23 @@ def run_queue(
         print(list_settings(options))
         return 0
     require_folder(options.output)
-    selected = select(options)
-    models = open_models(options)
-    return Queue([load(task, options) for task in selected], models, options).work()
+    model = open_model(options.model)
+    require_keepable(model, options.keep)
+    return Queue(load(options), model, options).work()
 
 
 class Queue:
-    """The runs of one launch, with the models, data and settings that they share."""
+    """The runs of one launch, with the model, data and settings that they share."""
 
-    def __init__(self, tasks: Sequence[LoadedTask], models: Sequence[ModelFolder], options: FinetuneOptions) -> None:
+    def __init__(self, tasks: Sequence[LoadedTask], model: ModelFolder, options: FinetuneOptions) -> None:
         """Plans the runs and starts the processes.
 
         Raises:
             ConfigError: a model, the DeepSpeed configuration or a setting does not fit.
         """
-        self.options, self.output = options, options.output
+        self.options, self.output, self.model = options, options.output, model
         self.tasks = {loaded.task.name: loaded for loaded in tasks}
-        self.models = {model.sha256: model for model in models}
-        self.runs = [run for model in models for loaded in tasks for run in plan_runs(options, model, loaded)]
+        self.runs = [run for loaded in tasks for run in plan_runs(options, model, loaded)]
         if torch.cuda.is_available():
             compute_deterministically()
         self.world = start_processes()
@@ -102,7 +98,6 @@ class Queue:
         if self.world.is_first and (warning := emulated(precision)):
             print_warning(warning)
         self._jobs: dict[RunIdentity, Job] = {}
-        self._said: set[str] = set()
 
     def work(self) -> int:
         """Does every run that is neither done nor under way elsewhere; returns the process's exit code.
@@ -111,49 +106,37 @@ class Queue:
         """
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
-        self.remove_checkpoints_of_done_runs(waiting)
+        self.keep(self.runs)  # of a launch that was killed before it kept them
+        if not waiting:
+            return 0
+        stop = StopRequest(self.output)
+        # A file beside processes at work asks them, and so this one too; else it is left of earlier ones.
+        stopped = self.world.share(bool(stop) and any(map(holder, (self.output / LOCKS).glob("*"))))
         try:
-            if waiting:
-                stop = StopRequest(self.output)
-                # A file beside processes at work asks them, and so this one too; else it is left of earlier ones.
-                if self.world.share(bool(stop) and any(map(holder, (self.output / LOCKS).glob("*")))):
-                    raise Stopped
-                stop.withdraw(self.say)
-                with stop:
-                    while any(self.do_if_free(self.runs[place], stop) for place in waiting):
-                        waiting = self.unfinished()
+            if stopped:
+                raise Stopped
+            stop.withdraw(self.say)
+            with stop:
+                while any(self.do_if_free(self.runs[place], stop) for place in waiting):
+                    waiting = self.unfinished()
         except Stopped:
             self.say("stopped on request; run the same command to resume")
             return EXIT_STOPPED
-        self.keep(self.runs)
         if waiting:
             self.say(f"{counted(len(waiting), 'run')} under way in other processes")
         return 0
 
     def unfinished(self) -> list[int]:
         """Returns the places in `runs` of those not done; the same on every rank."""
-        return self.world.share(self.find_unfinished(self.runs) if self.world.is_first else None)
+        return self.world.share([*self.find_unfinished(self.runs)] if self.world.is_first else None)
 
-    def find_unfinished(self, runs: Sequence[RunIdentity]) -> list[int]:
-        """Returns the places in `runs` of the runs that lack a record in the output folder, or one of their files."""
+    def find_unfinished(self, runs: Sequence[RunIdentity]) -> Iterator[int]:
+        """Yields the places in `runs` of the runs that lack a record in the output folder, or one of their files."""
         done = {record.run for record in read_records(self.output / FILE_NAME)}
-        folders = [self.output / PREDICTIONS / run.folder_name() for run in runs]
-        return [
-            place
-            for place, (run, folder) in enumerate(zip(runs, folders, strict=True))
-            if run not in done or not all((folder / name).is_file() for name in self.tasks[run.task].files)
-        ]
-
-    def remove_checkpoints_of_done_runs(self, waiting: Sequence[int]) -> None:
-        """Removes what a process killed at the end of a run left of it, unless another one works there."""
-        for place, run in enumerate(self.runs) if self.world.is_first else ():
-            if place not in waiting and self.checkpoints(run).exists():
-                with suppress(Held), Lock(self.output / LOCKS / run.folder_name()):
-                    shutil.rmtree(self.checkpoints(run), ignore_errors=True)
-
-    def checkpoints(self, run: RunIdentity) -> Path:
-        """Returns the folder of the run's checkpoints, which is removed when the run is finished."""
-        return self.output / CHECKPOINTS / run.folder_name()
+        for place, run in enumerate(runs):
+            folder = self.output / PREDICTIONS / run.folder_name()
+            if run not in done or not all((folder / name).is_file() for name in self.tasks[run.task].files):
+                yield place
 
     def take(self, run: RunIdentity) -> Lock | None:
         """Takes the run's lock and returns it; `None` if another process has it or the run is done. First rank only."""
@@ -161,7 +144,7 @@ class Queue:
             lock = Lock(self.output / LOCKS / run.folder_name())
         except Held:
             return None
-        if self.find_unfinished([run]):
+        if [*self.find_unfinished([run])]:
             return lock
         lock.release()
         return None
@@ -172,7 +155,8 @@ class Queue:
         with lock or nullcontext():
             free: bool = self.world.share(lock is not None)
             if free:
-                self.do(run, Saving(self.checkpoints(run), lambda: bool(stop), weights=self.options.keep != "none"))
+                checkpoints = self.output / CHECKPOINTS / run.folder_name()
+                self.do(run, Saving(checkpoints, lambda: bool(stop), weights=self.options.keep != "none"))
         if free:
             self.keep([other for other in self.runs if without_seed(other) == without_seed(run)])
         return free
@@ -182,9 +166,7 @@ class Queue:
         if self.world.is_first and self.options.keep != "none":
             tasks = {name: loaded.task for name, loaded in self.tasks.items()}
             for line in keep_models(self.output, self.options.keep, runs, tasks):
-                if line not in self._said:
-                    self.say(line)
-                self._said.add(line)
+                self.say(line)
 
     def do(self, run: RunIdentity, saving: Saving) -> None:
         """Trains a run to its end and writes its record and files.
@@ -193,13 +175,13 @@ class Queue:
             Stopped: on request, with everything saved.
         """
         started = time.monotonic()
-        setting, model = without_seed(run), self.models[run.model_sha256]
+        setting = without_seed(run)
         if setting not in self._jobs:  # its data is the same for every seed
             self._jobs.clear()  # frees the memory first
-            self._jobs[setting] = self.tasks[run.task].make_job(model.tokenizer, run.settings)
+            self._jobs[setting] = self.tasks[run.task].make_job(self.model.tokenizer, run.settings)
         job = self._jobs[setting]
         outcome = train(
-            model.path,
+            self.model.path,
             run.random_weights,
             job,
             run.settings,
@@ -213,10 +195,8 @@ class Queue:
         record = RunRecord(
             run=run,
             model=self.options.model,
-            step=model.step,
-            model_size=size_of(model.config.hidden_size),
+            model_size=size_of(self.model.config.hidden_size),
             train_examples=job.train_examples,
-            left_out=dict(job.left_out),
             seconds=round(time.monotonic() - started, 2),
             world_size=self.world.world_size,
             **{key: value for key, value in outcome._asdict().items() if key not in ("files", "weights")},
@@ -224,7 +204,7 @@ class Queue:
         confirm(self.output / LOCKS / run.folder_name())
         write_files(self.output / PREDICTIONS / run.folder_name(), outcome.files)
         if outcome.weights:
-            save_finetuned(self.output / CANDIDATES / run.folder_name(), model, job, record, outcome.weights)
+            save_finetuned(self.output / CANDIDATES / run.folder_name(), self.model, job, record, outcome.weights)
         append_record(self.output / FILE_NAME, record)
         shutil.rmtree(saving.folder, ignore_errors=True)
 
@@ -239,12 +219,13 @@ def plan_runs(options: FinetuneOptions, model: ModelFolder, loaded: LoadedTask) 
     Raises:
         ConfigError: a setting is unknown or out of range.
     """
-    hidden_size, positions = model.config.hidden_size, model.config.max_position_embeddings
-    points = paper_grid(loaded.task.name, hidden_size) if options.grid else [{}]
-    wanted = [loaded.settings(hidden_size, positions, point | options.overrides()) for point in points]
+    name, hidden_size, positions = loaded.task.name, model.config.hidden_size, model.config.max_position_embeddings
+    points = paper_grid(name, hidden_size) if options.grid else [{}]
+    given = [point | options.overrides() for point in points]
+    wanted = [settings_for(options.settings_class, name, hidden_size, positions, values) for values in given]
     return [
         RunIdentity(
-            task=loaded.task.name,
+            task=name,
             seed=seed,
             model_sha256=model.sha256,
             random_weights=options.random_weights,

@@ -26,12 +26,11 @@ from finetune.tokens import collate, epoch_batches
 from foundation.ordering import key_of
 from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
-from pretrain.engine.engine import Engine
-from pretrain.engine.loop import optimizer_step, resume
-from pretrain.engine.optim import UNSCALED, learning_rate, parameter_groups, without_bias_correction
+from pretrain.engine.engine import Engine, optimizer_step, resume
+from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import World
-from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.encoder import Encoder
 
 REPORT_SECONDS = 30.0
 """Interval of the lines of progress within an epoch."""
@@ -122,7 +121,7 @@ class Run:
 
     def __init__(
         self,
-        encoder: ElectraEncoder,
+        encoder: Encoder,
         job: Job,
         settings: FinetuneConfig,
         seed: int,
@@ -149,7 +148,7 @@ class Run:
         for epoch in range(len(state.losses), self.settings.epochs):
             loss = self.train_epoch(epoch)
             self.engine.module.eval()
-            evaluation = self.job.evaluate(self.engine)
+            evaluation = self.job.evaluate(self.engine.module, self.world)
             state.losses.append(loss if math.isfinite(loss) else None)
             state.metrics.append(evaluation.metrics)
             scores = ", ".join(
@@ -162,7 +161,7 @@ class Run:
                 break
         assert evaluation is not None  # a checkpoint of the last epoch lies before its evaluation
         collapsed = "constant prediction" if evaluation.constant else None
-        tests, task = self.job.predict_tests(self.engine), self.job.task
+        tests, task = self.job.predict_tests(self.engine.module, self.world), self.job.task
         finite = state.losses[-1] is not None and state.updates > 0
         kept = self.saving is not None and self.saving.weights and finite
         return Outcome(
@@ -212,14 +211,12 @@ class Run:
             base=self.settings.learning_rate,
             warmup_steps=int(self.settings.warmup_fraction * self.steps),
             total_steps=self.steps,
-            multiplicative=self.settings.multiplicative_warmup,
         )
         result, loss_sum, (self.stopping,) = optimizer_step(
             self.engine,
             self.losses(chosen, parts),
             lambda: (self.saving is not None and self.saving.stop(),),
             rate,
-            without_bias_correction(self.state.updates, self.settings.betas) if self.settings.legacy_adam else UNSCALED,
         )
         self.state.updates += not result.overflow
         self.state.batches += 1
@@ -261,20 +258,19 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
     return parameter_groups(
         model,
         settings.weight_decay,
-        lambda name: layer_scale(name, num_layers, settings.layer_decay, settings.legacy_layer_decay),
+        lambda name: layer_scale(name, num_layers, settings.layer_decay),
     )
 
 
-def layer_scale(name: str, num_layers: int, decay: float, legacy: bool = False) -> float:
+def layer_scale(name: str, num_layers: int, decay: float) -> float:
     """Returns the factor on the learning rate of the parameter `name`: `decay` to the power of its depth.
 
     Exact: with 12 layers and decay .8 the head learns at 1, the top layer at .8, the bottom layer at .8^12 = .0687, the
-    embeddings at .8^13 = .0550, and so does what lies below all layers or is shared by them. The legacy form of
-    google-research/electra (`model/optimization.py`, its issues 51 and 64) skips a depth below the head, so that the
-    top layer learns at .64 and the embeddings at .0440.
+    embeddings at .8^13 = .0550, and so does what lies below all layers or is shared by them. (google-research/electra
+    skips a depth below the head: `model/optimization.py`, its issues 51 and 64.)
     """
     if name.startswith("head."):
         return 1.0
     layer = re.search(r"\.layer\.(\d+)\.", name)
     below_head = num_layers - int(layer[1]) if layer else num_layers + 1
-    return decay ** (below_head + legacy)
+    return decay**below_head

@@ -116,8 +116,8 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
     return parse_squad(path.read_bytes(), f"data_dir: {path}", has_unanswerable=has_unanswerable)
 
 
-def parse_squad(content: bytes, source: str, *, labelled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """Parses the content of a SQuAD file; unless `labelled`, without the answers. Errors begin with `source`."""
+def parse_squad(content: bytes, source: str, *, labeled: bool = True, has_unanswerable: bool = True) -> SquadFile:
+    """Parses the content of a SQuAD file; unless `labeled`, without the answers. Errors begin with `source`."""
     try:
         layout = _File.model_validate_json(content)
     except ValidationError as error:
@@ -125,20 +125,20 @@ def parse_squad(content: bytes, source: str, *, labelled: bool = True, has_unans
         _refuse(source, places)
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
-        Question(entry.id, entry.question, place, (entry.answers or ()) if labelled else ())
+        Question(entry.id, entry.question, place, (entry.answers or ()) if labeled else ())
         for place, paragraph in enumerate(paragraphs)
         for entry in paragraph.qas
     ]
     entries = [entry for paragraph in paragraphs for entry in paragraph.qas]
-    _refuse(source, _contradictions(entries, labelled, has_unanswerable) if entries else ["no questions"])
+    _refuse(source, _contradictions(entries, labeled, has_unanswerable) if entries else ["no questions"])
     return SquadFile([paragraph.context for paragraph in paragraphs], questions)
 
 
-def _contradictions(entries: list[_Entry], labelled: bool, has_unanswerable: bool) -> Iterator[str]:
+def _contradictions(entries: list[_Entry], labeled: bool, has_unanswerable: bool) -> Iterator[str]:
     for identifier, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             yield f"question {identifier}: its id is listed {times} times, expected once"
-    for entry in entries if labelled else ():
+    for entry in entries if labeled else ():
         if entry.answers is None:
             yield f"question {entry.id}: no answers"
             continue

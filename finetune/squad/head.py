@@ -1,4 +1,4 @@
-"""The heads for SQuAD: XLNet's (start; end given the start; whether there is an answer) and Hugging Face's.
+"""The head for SQuAD: start; end given the start; whether there is an answer.
 
 google-research/electra's (`finetune/qa/qa_tasks.py`) is XLNet's with other settings (`presets.HEAD_KINDS`).
 Shape letters: B batch, L length, H hidden size, K beam, X size of a hidden layer.
@@ -14,24 +14,21 @@ from torch import Tensor, nn
 from finetune.presets import HeadKind
 from finetune.tokens import Batch
 from pretrain.model import ops
-from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.encoder import Encoder
 
 UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra `configure_finetuning.py`, and XLNet
 
 
 class SpanLogits(NamedTuple):
-    """A batch's logits in training, fp32; ends are scored given the true start."""
+    """A batch's logits in training, fp32; the ends are scored given the true start."""
 
     start_BL: Tensor
     end_BL: Tensor
-    unanswerable_B: Tensor | None
+    unanswerable_B: Tensor
 
 
 class SpanBeams(NamedTuple):
-    """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities.
-
-    Hugging Face's head gives logits instead of log-probabilities; its answerability is the sum of [CLS]'s two.
-    """
+    """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities."""
 
     start_BK: Tensor
     start_log_p_BK: Tensor
@@ -99,36 +96,14 @@ class SpanHead(nn.Module):
         return end_BKL.masked_fill(~allowed_BL[:, None], -math.inf)
 
 
-class IndependentSpanHead(nn.Module):
-    """Hugging Face's `ElectraForQuestionAnswering`: one dense layer gives the logits of start and end."""
-
-    def __init__(self, hidden_size: int, kind: HeadKind) -> None:
-        super().__init__()
-        self.beam = kind.beam
-        self.qa_outputs = ops.Linear(hidden_size, 2)
-        initialize(kind, self.qa_outputs)
-
-    def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:
-        """Returns training logits if the true start is given, else beams; ends do not depend on it."""
-        logits_BL2 = self.qa_outputs(hidden_BLH).float().masked_fill(~allowed_BL[:, :, None], -math.inf)
-        start_BL, end_BL = logits_BL2.unbind(-1)
-        if true_start_B is not None:
-            return SpanLogits(start_BL, end_BL, None)
-        beam = min(self.beam, start_BL.shape[1])
-        start_BK, start_index_BK = start_BL.topk(beam)
-        end_BKK, end_index_BKK = (top_BK[:, None].expand(-1, beam, -1) for top_BK in end_BL.topk(beam))
-        return SpanBeams(start_index_BK, start_BK, end_index_BKK, end_BKK, start_BL[:, 0] + end_BL[:, 0])
-
-
 class QuestionAnswerer(nn.Module):
     """The model for SQuAD: encoder and span head; targets as in `features.Windows`."""
 
-    def __init__(self, encoder: ElectraEncoder, kind: HeadKind) -> None:
+    def __init__(self, encoder: Encoder, kind: HeadKind) -> None:
         super().__init__()
         self.electra = encoder
         self.last_separator = kind.last_separator
-        size, dropout = encoder.config.hidden_size, encoder.config.hidden_dropout_prob
-        self.head = SpanHead(size, kind, dropout) if kind.joint else IndependentSpanHead(size, kind)
+        self.head = SpanHead(encoder.config.hidden_size, kind, encoder.config.hidden_dropout_prob)
 
     def forward(self, batch: Batch) -> SpanLogits | SpanBeams:
         """Returns logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
@@ -142,12 +117,10 @@ class QuestionAnswerer(nn.Module):
 
 
 def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
-    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's if it has a logit."""
+    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's."""
     start_B, end_B, unanswerable_B = target_B3.unbind(1)
     start_loss_B = F.cross_entropy(logits.start_BL, start_B.long(), reduction="none")
     end_loss_B = F.cross_entropy(logits.end_BL, end_B.long(), reduction="none")
-    if logits.unanswerable_B is None:
-        return (start_loss_B + end_loss_B) / 2
     null_loss_B = F.binary_cross_entropy_with_logits(logits.unanswerable_B, unanswerable_B, reduction="none")
     return (start_loss_B + end_loss_B) / 2 + UNANSWERABLE_WEIGHT * null_loss_B
 

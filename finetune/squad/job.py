@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from finetune.config import SquadConfig, SquadOptions
-from finetune.presets import HEAD_KINDS, HeadKind, squad_settings_for
-from finetune.running.job import Evaluation, HuggingFaceModel, Job, LoadedTask, Predictor
+from finetune.presets import HEAD_KINDS, NULL_THRESHOLD, HeadKind
+from finetune.running.job import Evaluation, HuggingFaceModel, Job, LoadedTask
 from finetune.running.records import EXAMPLES
 from finetune.squad.features import Pieces, Window, Windows, make_windows
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
 from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
 from finetune.tokens import Batch
-from pretrain.engine.engine import Engine
 from pretrain.huggingface.folders import JOINT_ANSWERER
-from pretrain.model.encoder import ElectraEncoder
+from pretrain.job.processes import World
+from pretrain.model.encoder import Encoder
 
 EVALUATION_BATCH = 32
 """Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
@@ -39,10 +39,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=False)
 inputs = tokenizer("Who wrote it?", "It was written by Mary Shelley.", return_tensors="pt")
 with torch.no_grad():
     output = model(**inputs)
-"""
-INDEPENDENT = """start, end = output.start_logits.argmax(), output.end_logits.argmax()
-print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
-JOINT = """start, end = output.start_top_index[0, 0], output.end_top_index[0, 0]
+start, end = output.start_top_index[0, 0], output.end_top_index[0, 0]
 print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]), output.cls_logits)  # positive: no answer"""
 
 Candidates = list[dict[str, Any]]
@@ -62,18 +59,18 @@ class SquadJob(Job):
     def kind(self) -> HeadKind:
         return HEAD_KINDS[self.settings.head]
 
-    def build(self, encoder: ElectraEncoder) -> QuestionAnswerer:
+    def build(self, encoder: Encoder) -> QuestionAnswerer:
         return QuestionAnswerer(encoder, self.kind)
 
     def losses(self, output: SpanLogits, batch: Batch) -> Tensor:
         return span_losses(output, batch.target_B)
 
-    def evaluate(self, engine: Engine) -> Evaluation:
-        candidates, null_scores = self.answer(self.dev_file, self.dev, engine)
+    def evaluate(self, model: nn.Module, world: World) -> Evaluation:
+        candidates, null_scores = self.answer(self.dev_file, self.dev, model, world)
         files = self.answer_files(candidates, null_scores)
         best, final, questions = texts(candidates), files["predictions.json"], self.dev_file.questions
         if self.task.has_unanswerable:
-            scores = evaluate(questions, best, null_scores, self.settings.null_threshold)
+            scores = evaluate(questions, best, null_scores, NULL_THRESHOLD)
             at_best = evaluate(questions, best, null_scores, best_threshold(scores))
             metrics = {"dev": fractions(scores), "dev_best_threshold": fractions(at_best)}
         else:
@@ -86,39 +83,33 @@ class SquadJob(Job):
         return Evaluation(metrics, files, constant=len(set(final.values())) == 1)
 
     def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
-        if not self.kind.joint:
-            return HuggingFaceModel(
-                "ElectraForQuestionAnswering", head, {}, "question-answering", EXAMPLE + INDEPENDENT
-            )
         weights = {f"span_head.{name}": weight for name, weight in head.items()}
         fields = ("hidden_size", "activation", "end_layer_norm", "answerable_bias", "beam", "last_separator")
         config = {"span_head": {name: getattr(self.kind, name) for name in fields}}
-        return HuggingFaceModel(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE + JOINT)
+        return HuggingFaceModel(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE)
 
     def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
         """Returns each of `ANSWER_FILES`; final answers are empty if the null score exceeds the threshold."""
-        threshold = self.settings.null_threshold if self.task.has_unanswerable else math.inf
+        threshold = NULL_THRESHOLD if self.task.has_unanswerable else math.inf
         final = {name: "" if null_scores[name] > threshold else text for name, text in texts(candidates).items()}
         return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
 
     def answer(
-        self, file: SquadFile, windows: Windows, predictor: Predictor
+        self, file: SquadFile, windows: Windows, model: nn.Module, world: World
     ) -> tuple[dict[str, Candidates], dict[str, float]]:
         """Returns each question's best answers and the least answerability logit of its windows by id, on all ranks."""
-        spans_WN3, null_W = self.predict(windows, predictor)
+        spans_WN3, null_W = self.predict(windows, model, world)
         counts = np.bincount([window.question for window in windows.windows]).tolist()
         candidates, null_scores = {}, {}
         for question, spans, nulls in zip(file.questions, spans_WN3.split(counts), null_W.split(counts), strict=True):
             pieces, paragraph = windows.paragraphs[question.paragraph], file.paragraphs[question.paragraph]
-            candidates[question.id] = merge(spans, pieces, paragraph, self.settings.n_best)
+            candidates[question.id] = merge(spans, pieces, paragraph, self.kind.n_best)
             null_scores[question.id] = float(nulls.min())
-            if not self.kind.joint and candidates[question.id]:
-                null_scores[question.id] -= candidates[question.id][0]["score"]
         return candidates, null_scores
 
-    def predict(self, windows: Windows, predictor: Predictor) -> tuple[Tensor, Tensor]:
+    def predict(self, windows: Windows, model: nn.Module, world: World) -> tuple[Tensor, Tensor]:
         """Returns the best spans and answerability logit of every window, in order, on every rank."""
-        max_answer, n_best = self.settings.max_answer, self.settings.n_best
+        max_answer, n_best = self.kind.max_answer, self.kind.n_best
 
         def answer(beams: SpanBeams, batch: Batch, own: np.ndarray) -> Tensor:
             chosen = [windows.windows[place] for place in own]
@@ -126,7 +117,7 @@ class SquadJob(Job):
             null_B = beams.unanswerable_B.double().nan_to_num()  # a diverged run says 0
             return torch.cat([spans_BN3.flatten(1), null_B[:, None]], dim=1)
 
-        answers = self.answer_all(windows.features, predictor, EVALUATION_BATCH, 3 * n_best + 1, answer)
+        answers = self.answer_all(windows.features, model, world, EVALUATION_BATCH, 3 * n_best + 1, answer)
         return answers[:, :-1].unflatten(1, (n_best, 3)), answers[:, -1]
 
 
@@ -200,19 +191,12 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
     ]
 
 
-def select(options: SquadOptions) -> list[SquadVersion]:
-    """Returns the chosen release of SQuAD.
-
-    It is a list, as for every command: GLUE's may have nine tasks.
-    """
-    return [VERSIONS[options.version]]
-
-
-def load(version: SquadVersion, options: SquadOptions) -> LoadedTask:
-    """Reads the files of a release.
+def load(options: SquadOptions) -> list[LoadedTask]:
+    """Reads the files of the chosen release.
 
     Raises:
         ConfigError: as `load_squad`.
     """
+    version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
-    return LoadedTask(version, data.fingerprint(), squad_settings_for, partial(make_job, version, data))
+    return [LoadedTask(version, data.fingerprint(), partial(make_job, version, data))]

@@ -138,30 +138,26 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
     return sentences
 
 
-def split_columns(line: str) -> list[str]:
-    """Splits a line into columns: at tabs if it has one, otherwise at spaces."""
-    return line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
-
-
 def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
-    """Returns a reader of CoNLL lines with as many columns as the first that is not a comment.
-
-    A line that begins with # and has another number of columns, or no tab where the others have one, is a comment;
-    otherwise # is a word.
+    """Returns a reader of CoNLL lines with the columns of the first line that is not a comment: separated by tabs if
+    it has one, otherwise by spaces.
     """
     rows = (line for line in lines if line.strip(" \t") and not line.startswith(("#", DOCUMENT)))
     first = next(rows, "")
-    return partial(read_conll, width=len(split_columns(first)), tabs="\t" in first)
+    separator = "\t" if "\t" in first else " +"
+    return partial(read_conll, separator=separator, width=len(re.split(separator, first.strip(" "))))
 
 
-def read_conll(line: str, width: int, tabs: bool) -> tuple[str, str] | None:
+def read_conll(line: str, separator: str, width: int) -> tuple[str, str] | None:
     """Returns word and label of a line in CoNLL columns, or `None` for a comment.
+
+    A line that begins with # and has another number of columns is a comment; otherwise # is a word.
 
     Raises:
         ValueError: another number of columns.
     """
-    columns = split_columns(line)
-    if line.startswith("#") and (len(columns), "\t" in line) != (width, tabs):
+    columns = re.split(separator, line.strip(" "))
+    if line.startswith("#") and len(columns) != width:
         return None
     if len(columns) != width or width < 2:
         raise ValueError(f"{len(columns)} columns, expected {max(width, 2)}: the word first, its label last")

@@ -1,35 +1,131 @@
-"""Token classification as a job, and the runs that a command asks for.
+"""Token classification as a job: features, head, predictions, metrics, and the task that a command asks for.
 
-Shape letters: B batch, L length, C classes.
+Shape letters: B batch, L length, H hidden size, C classes.
 """
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor
+from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
+from torch import Tensor, nn
 
 from finetune.config import FinetuneConfig, TaggingOptions
-from finetune.presets import tagging_settings_for
-from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, Predictor, labels_of
+from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, labels_of
 from finetune.running.records import EXAMPLES
-from finetune.tagging.features import TaggedFeatures, tokenize_sentences
-from finetune.tagging.files import TaggingData, TaggingTask, load_tagging, select_task
-from finetune.tagging.head import TokenClassifier
-from finetune.tagging.metrics import count_matches, score
-from finetune.tokens import IGNORED, Batch
-from pretrain.engine.engine import Engine
-from pretrain.model.encoder import ElectraEncoder
+from finetune.tagging.files import Sentence, TaggingData, TaggingTask, load_tagging, select_task
+from finetune.tokens import IGNORED, Batch, Features
+from pretrain.job.processes import World
+from pretrain.model import ops
+from pretrain.model.encoder import Encoder
 
 EVALUATION_BATCH = 128
 """Sentences per rank and forward pass; no gradients, so larger than in training."""
+SPECIAL_TOKENS = 2
+"""[CLS] and [SEP]."""
 MAJORITY = "label_of_words_without_pieces"
 """Key of that label in a kept model's `config.json`."""
+Labels = Sequence[Sequence[str]]
+"""The label of each word, by sentence."""
+
+
+class TaggedFeatures(NamedTuple):
+    """Sentences, or their parts, as token ids; targets hold a class per piece: `IGNORED` but on first pieces."""
+
+    sentences: Sequence[Sentence]
+    features: Features
+    places: np.ndarray
+    """For each first piece, in order: the place of its word among all words."""
+
+    @property
+    def words_without_pieces(self) -> int:
+        """Number of words of which the tokenizer leaves nothing, such as control characters."""
+        return sum(len(sentence.words) for sentence in self.sentences) - len(self.places)
+
+    def label_words(self, predicted: np.ndarray, classes: Sequence[str], otherwise: str) -> list[list[str]]:
+        """Returns the label of every word, by sentence, from the class of every position [features, longest feature].
+
+        Words without pieces get `otherwise`.
+        """
+        labels = [otherwise] * sum(len(sentence.words) for sentence in self.sentences)
+        rows = zip(predicted, self.features.targets, strict=True)
+        found = chain.from_iterable(row[: len(targets)][targets != IGNORED] for row, targets in rows)
+        for place, label in zip(self.places.tolist(), found, strict=True):
+            labels[place] = classes[int(label)]
+        rest = iter(labels)
+        return [[next(rest) for _ in sentence.words] for sentence in self.sentences]
+
+
+def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
+    """Yields ranges of words, each as many as fit in `capacity` pieces; a longer word is its own range."""
+    first = used = 0
+    for place, size in enumerate(sizes):
+        if used and used + size > capacity:
+            yield range(first, place)
+            first, used = place, 0
+        used += size
+    if used:
+        yield range(first, len(sizes))
+
+
+def tokenize_sentences(
+    sentences: Sequence[Sentence], classes: Mapping[str, int], tokenizer: Any, max_length: int
+) -> TaggedFeatures:
+    """Tokenizes every sentence; one longer than `max_length` becomes several parts, with each word in one part.
+
+    A word longer than a part keeps its first pieces. A label outside `classes` does not occur in the training file; its
+    target only marks the position.
+    """
+    capacity = max_length - SPECIAL_TOKENS
+    encoded = tokenizer(
+        [list(sentence.words) for sentence in sentences],
+        is_split_into_words=True,
+        add_special_tokens=False,
+        verbose=False,
+    )
+    made, places, before = Features([], [], []), [], 0
+    for number, sentence in enumerate(sentences):
+        ids = np.array(encoded["input_ids"][number], dtype=np.int32)
+        words, starts = np.unique(np.array(encoded.word_ids(number), dtype=np.int64), return_index=True)
+        bounds = [*starts.tolist(), len(ids)]
+        for part in cut_sentence(np.diff(bounds).tolist(), capacity):
+            begin, end = bounds[part.start], min(bounds[part.stop], bounds[part.start] + capacity)
+            targets = np.full(end - begin + SPECIAL_TOKENS, IGNORED)
+            targets[1 + starts[part.start : part.stop] - begin] = [
+                classes.get(sentence.labels[word], 0) for word in words[part.start : part.stop]
+            ]
+            made.input_ids.append(np.concatenate([[tokenizer.cls_token_id], ids[begin:end], [tokenizer.sep_token_id]]))
+            made.token_type_ids.append(np.zeros(len(targets), dtype=np.int8))
+            made.targets.append(targets)
+        places.append(before + words)
+        before += len(sentence.words)
+    return TaggedFeatures(sentences, made, np.concatenate(places))
+
+
+class TokenClassifier(nn.Module):
+    """Encoder and head: maps a batch to logits [B, L, C] in fp32.
+
+    The head is that of Hugging Face's `ElectraForTokenClassification`, dropout and one linear layer.
+    """
+
+    def __init__(self, encoder: Encoder, num_classes: int) -> None:
+        super().__init__()
+        self.electra = encoder
+        self.dropout = nn.Dropout(encoder.config.hidden_dropout_prob)
+        self.head = ops.Linear(encoder.config.hidden_size, num_classes)
+        nn.init.normal_(self.head.weight, std=encoder.config.initializer_range)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+        return self.head(self.dropout(hidden_BLH)).float()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +143,7 @@ class TaggingJob(Job):
     test: tuple[str, TaggedFeatures] | None = None
     """Path of its predictions in the run's folder, and the sentences."""
 
-    def build(self, encoder: ElectraEncoder) -> TokenClassifier:
+    def build(self, encoder: Encoder) -> TokenClassifier:
         return TokenClassifier(encoder, len(self.classes))
 
     def losses(self, output_BLC: Tensor, batch: Batch) -> Tensor:
@@ -59,11 +155,11 @@ class TaggingJob(Job):
         losses_BL = F.cross_entropy(output_BLC.transpose(1, 2), targets_BL, reduction="none", ignore_index=IGNORED)
         return losses_BL.sum(1) / self.words_per_feature
 
-    def evaluate(self, engine: Engine) -> Evaluation:
-        return self.evaluate_split("dev", "dev.conll", self.dev, engine)
+    def evaluate(self, model: nn.Module, world: World) -> Evaluation:
+        return self.evaluate_split("dev", "dev.conll", self.dev, model, world)
 
-    def predict_tests(self, engine: Engine) -> Evaluation:
-        return self.evaluate_split("test", *self.test, engine) if self.test else Evaluation({}, {})
+    def predict_tests(self, model: nn.Module, world: World) -> Evaluation:
+        return self.evaluate_split("test", *self.test, model, world) if self.test else Evaluation({}, {})
 
     def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
         return HuggingFaceModel(
@@ -74,9 +170,11 @@ class TaggingJob(Job):
             PIPELINE.format(task="token-classification", input='"A text.", aggregation_strategy="first"'),
         )
 
-    def evaluate_split(self, split: str, path: str, tagged: TaggedFeatures, engine: Engine) -> Evaluation:
+    def evaluate_split(
+        self, split: str, path: str, tagged: TaggedFeatures, model: nn.Module, world: World
+    ) -> Evaluation:
         """Scores a file; its predictions go to `path` in CoNLL columns: word, label, predicted label."""
-        predicted = self.label(tagged, engine)
+        predicted = self.label(tagged, model, world)
         target = [list(sentence.labels) for sentence in tagged.sentences]
         blocks = (
             "".join(f"{word}\t{label}\t{found}\n" for word, label, found in zip(*sentence, labels, strict=True))
@@ -91,7 +189,7 @@ class TaggingJob(Job):
             constant=len({label for labels in predicted for label in labels}) == 1,
         )
 
-    def label(self, tagged: TaggedFeatures, predictor: Predictor) -> list[list[str]]:
+    def label(self, tagged: TaggedFeatures, model: nn.Module, world: World) -> list[list[str]]:
         """Returns the predicted label of every word, by sentence, on every rank."""
         longest = max(map(len, tagged.features.targets), default=0)
 
@@ -99,7 +197,7 @@ class TaggingJob(Job):
             best_BL = output_BLC.argmax(dim=2)
             return F.pad(best_BL, (0, longest - best_BL.shape[1]))
 
-        classes = self.answer_all(tagged.features, predictor, EVALUATION_BATCH, longest, answer).numpy()
+        classes = self.answer_all(tagged.features, model, world, EVALUATION_BATCH, longest, answer).numpy()
         return tagged.label_words(classes, self.classes, self.majority)
 
 
@@ -129,21 +227,34 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
     )
 
 
-def select(options: TaggingOptions) -> list[TaggingTask]:
-    """Returns the task named in the options.
+def score(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, float]:
+    """Returns the task's metrics by name."""
+    if not task.entities:
+        return {"accuracy": float(accuracy_score(target, predicted))}
+    measures = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
+    return {name: float(measure(target, predicted, zero_division=0)) for name, measure in measures.items()}
+
+
+def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, list[int]]:
+    """Counts each sentence's entities or words: `wanted` in the target, `found` in the prediction, `matched` in both.
+
+    The scores follow from their sums: precision is matched / found, recall and accuracy are matched / wanted.
+    """
+    spans = get_entities if task.entities else enumerate
+    sets = [(set(spans(wanted)), set(spans(found))) for wanted, found in zip(target, predicted, strict=True)]
+    return {
+        "wanted": [len(wanted) for wanted, _ in sets],
+        "found": [len(found) for _, found in sets],
+        "matched": [len(wanted & found) for wanted, found in sets],
+    }
+
+
+def load(options: TaggingOptions) -> list[LoadedTask]:
+    """Reads the files of the chosen task.
 
     Raises:
-        ConfigError: as `select_task`.
+        ConfigError: as `select_task` and `load_tagging`.
     """
-    return [select_task(options.task)]
-
-
-def load(task: TaggingTask, options: TaggingOptions) -> LoadedTask:
-    """Reads the files of a task.
-
-    Raises:
-        ConfigError: as `load_tagging`.
-    """
+    task = select_task(options.task)
     data = load_tagging(task, options.data_dir, test=options.predict_test)
-    settings = partial(tagging_settings_for, task.name)
-    return LoadedTask(task, data.fingerprint(), settings, partial(make_job, task, data), data.test_answers())
+    return [LoadedTask(task, data.fingerprint(), partial(make_job, task, data), data.test_answers())]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foundation.stats import Interval, Resampled, auc, binary_entropy, correlation, mean, placements, resample, sums
-from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
+from pretrain.analysis.observation import Judgment, Observations, Observed, OriginalTokens
 
 BINS = 10
 """Bins of the maximum probability (paper, figure of the sampling distribution)."""
@@ -33,12 +33,12 @@ def generator(originals: OriginalTokens) -> dict[str, Resampled]:
     return {"mlm_accuracy": resample(sums_CS[[0, 2]], mean), "mlm_loss": resample(sums_CS[[1, 2]], mean)}
 
 
-def detection(judgement: Judgement) -> dict[str, Resampled]:
+def detection(judgment: Judgment) -> dict[str, Resampled]:
     """Returns the detection metrics of replaced tokens; losses and entropies in nats per position.
 
     `discriminator_entropy` is the entropy of the replaced share: the loss of always predicting that share.
     """
-    d, replaced, masked, sequence = judgement
+    d, replaced, masked, sequence = judgment
     sequences = int(sequence[-1]) + 1
     right, loss = (d > 0) == replaced, np.logaddexp(0, np.where(replaced, -d, d).astype(np.float64))
     of_all, of_masked = (
@@ -63,12 +63,12 @@ SUMMED = ("tokens", "replaced", "masked", "right", "masked_right", "loss", "plac
 """Rows of `sequence_sums`."""
 
 
-def sequence_sums(judgement: Judgement) -> np.ndarray:
+def sequence_sums(judgment: Judgment) -> np.ndarray:
     """Returns the sums of each sequence [C, S] in fp32, in the order of `SUMMED`, for bootstraps over several runs.
 
     `placed_replaced` and `placed_original` sum the `placements` of replaced and of original tokens, for the AUC.
     """
-    d, replaced, masked, sequence = judgement
+    d, replaced, masked, sequence = judgment
     right, loss = (d > 0) == replaced, np.logaddexp(0, np.where(replaced, -d, d).astype(np.float64))
     placed = placements(d, replaced)
     columns = (np.ones_like(loss), replaced, masked, right, right & masked, loss, placed * replaced, placed * ~replaced)
@@ -127,7 +127,7 @@ def weighted_loss(observations: Observations) -> dict[str, Resampled]:
     }
 
 
-def analyse(observed: Observed) -> dict[str, Any]:
+def analyze(observed: Observed) -> dict[str, Any]:
     """Returns every number of the analysis, in sections. If there is a p_S, `p_S_minus_p_G` holds the differences of
     the sections with both distributions, paired by sequence. For a masked language model, only `generator`.
     """
@@ -136,7 +136,7 @@ def analyse(observed: Observed) -> dict[str, Any]:
         return of_generator
     certain = {name: certainty(seen) for name, seen in observed.under.items()}
     found: dict[str, Any] = {
-        "detection": {name: detection(seen.judgement) for name, seen in observed.under.items()},
+        "detection": {name: detection(seen.judgment) for name, seen in observed.under.items()},
         "loss_estimate": {name: weighted_loss(seen) for name, seen in observed.under.items()},
         "max_probability": {name: shares for name, (shares, _) in certain.items()},
         "entropy": {name: entropy for name, (_, entropy) in certain.items()},

@@ -101,8 +101,8 @@ def cross(
             for other in others:
                 answers = {name: judge(model, read(), tokens, device) for name, tokens in other.tokens.items()}
                 found[other.run] = (
-                    {name: detection(judgement) for name, judgement in answers.items()},
-                    {name: sequence_sums(judgement) for name, judgement in answers.items()},
+                    {name: detection(judgment) for name, judgment in answers.items()},
+                    {name: sequence_sums(judgment) for name, judgment in answers.items()},
                 )
         for drawing in candidates:
             estimates, sums = found[drawing.run]

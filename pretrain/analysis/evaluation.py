@@ -13,19 +13,10 @@ import torch
 
 from foundation.config import ConfigError
 from foundation.files import require_folder, write_atomically
-from pretrain.analysis.analysis import PAPER, analyse, as_json, headline, sequence_sums
+from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, Entry, cross, crossing, tables
-from pretrain.analysis.figures import (
-    draw_comparison,
-    draw_crossing,
-    draw_detection,
-    draw_estimate,
-    draw_max_probability,
-    draw_steps,
-    draw_training,
-)
-from pretrain.analysis.observation import observe
-from pretrain.analysis.oracle import oracle_distance
+from pretrain.analysis.figures import draw_comparison, draw_crossing
+from pretrain.analysis.observation import observe, oracle_distance
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
 from pretrain.engine.checkpoint import Checkpoint
@@ -126,30 +117,24 @@ def evaluate_run(
 ) -> list[Candidate]:
     """Evaluates the chosen checkpoints of a run and writes the results to RUN/evaluation.
 
-    `metrics.json` and the figures describe the newest checkpoint. If there are several, `steps.json` and `steps.png`
-    cover all of them.
+    `metrics.json` and the figure describe the newest checkpoint. If there are several, `steps.json` covers all of them.
     """
     folder = run / "evaluation"
     folder.mkdir(exist_ok=True)
-    draw_training(run, folder / "training.png")
-    evaluations = [
-        evaluate_checkpoint(run, description, checkpoint, held_out, draw=checkpoint == chosen[-1])
-        for checkpoint in chosen
-    ]
+    evaluations = [evaluate_checkpoint(run, description, checkpoint, held_out) for checkpoint in chosen]
     results = [part.result for part in evaluations]
     for result in results:
         print(f"{run}, step {result['step']}: {one_line(result)}")
     write_json(folder / "metrics.json", results[-1])
     if len(results) > 1:
         write_json(folder / "steps.json", results)
-        draw_steps(results, folder / "steps.png")
+    if evaluations[-1].detection:
+        draw_comparison(results[-1], folder / "comparison.png")
     return evaluations
 
 
-def evaluate_checkpoint(
-    run: Path, description: RunDescription, checkpoint: Checkpoint, held_out: HeldOut, draw: bool
-) -> Candidate:
-    """Computes the numbers of the paper's analysis for one checkpoint; with `draw`, also draws its figures."""
+def evaluate_checkpoint(run: Path, description: RunDescription, checkpoint: Checkpoint, held_out: HeldOut) -> Candidate:
+    """Computes the numbers of the paper's analysis for one checkpoint."""
     model = load_checkpoint(description, checkpoint).to(held_out.device)
     about = {
         "run": str(run),
@@ -158,7 +143,7 @@ def evaluate_checkpoint(
         "sequences": held_out.sequences,
     }
     observed = observe(model, held_out.batches(), held_out.device)
-    found = analyse(observed)
+    found = analyze(observed)
     if observed.under and held_out.oracle_sequences:
         assert isinstance(model, Detection)
         batches = held_out._replace(sequences=held_out.oracle_sequences).batches()
@@ -167,19 +152,13 @@ def evaluate_checkpoint(
     result = about | observed.metrics | numbers
     if observed.under:
         result |= headline(numbers) | {"paper": PAPER}
-    if observed.under and draw:
-        figures = run / "evaluation"
-        draw_detection(observed.learned.judgement, figures / "detection.png")
-        draw_comparison(result, figures / "comparison.png")
-        if len(observed.learned.estimated_loss):
-            draw_estimate(observed.learned, figures / "estimate.png")
-    sums = {name: sequence_sums(seen.judgement) for name, seen in observed.under.items()}
+    sums = {name: sequence_sums(seen.judgment) for name, seen in observed.under.items()}
     return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}), sums)
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
     """Crosses the runs at each step evaluated for all, or else, if one checkpoint of each was evaluated, these; writes
-    `crossing.json` and its figures, prints its tables.
+    `crossing.json` and its figure, prints its tables.
     """
     common = set.intersection(*({part.checkpoint.step for part in parts} for parts in evaluations))
     crossed_at = [
@@ -200,7 +179,6 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
         np.savez_compressed(sums, sums=np.stack([entry.sums_CS for entry in entries]))
         write_atomically(folder / "crossing.npz", sums.getvalue())
     draw_crossing(crossed, folder / "crossing.png")
-    draw_max_probability([parts[-1].result for parts in evaluations], folder / "max_probability.png")
     print(tables(crossed))
 
 

@@ -1,6 +1,4 @@
-"""Draws the figures of an evaluation as PNG files, and the charts of a run's page; `save` writes every figure of the
-project.
-"""
+"""Draws the paper's figures of an evaluation, and the charts of a run's page; `save` writes every figure here."""
 
 import io
 import math
@@ -17,16 +15,14 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from pretrain.analysis.analysis import PAPER
-from pretrain.analysis.observation import Judgement, Observations
-from pretrain.analysis.run_history import Log, read_log, value_of
-from pretrain.training.run_log import RECORDS
+from pretrain.analysis.run_history import Log, value_of
 
-SIZE = (7.0, 4.2)
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
 PALETTE = (ORIGINAL, REPLACED, "#2e7d4f", "#7b4fa3", "#8a6d00", "#b0306a")
 """Colors of metrics, or of runs if there are several; more would be hard to distinguish."""
 DASHES = ("-", "--", ":", "-.")
-MOST_DOTS = 40
+MOST_POINTS, MOST_DOTS = 400, 40
+"""Most that a line is drawn from, and most dots."""
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
 CORRELATED = ("original", "replaced", "all", "class_means")
 TENTHS = [f"{number / 10}" for number in range(10)]
@@ -86,15 +82,7 @@ CHARTS = {
         ),
     ),
 }
-"""The charts of a run's page by section; the first two are also an evaluation's `training.png`."""
-
-
-def draw_training(run: Path, path: Path) -> None:
-    """Draws the losses over the steps; the entropy is the loss of always predicting the share of replaced tokens."""
-    figure, places = plt.subplots(1, 2, figsize=(10.0, 4.2))
-    for axes, chart in zip(places, CHARTS["Learning"], strict=False):
-        _draw_chart(axes, chart, {"": read_log(run / RECORDS)})
-    save(figure, path)
+"""The charts of a run's page by section."""
 
 
 def draw_charts(charts: Sequence[Chart], logs: Mapping[str, Log]) -> str:
@@ -111,13 +99,15 @@ def draw_charts(charts: Sequence[Chart], logs: Mapping[str, Log]) -> str:
             unused.remove()
         for axes, chart in zip(places.flat, drawn, strict=False):
             _draw_chart(axes, chart, logs)
-        save(figure, file, format="svg", metadata={"Date": None})
+        save(figure, file, format="svg", metadata={"Date": None}, bbox_inches=None)
     return file.getvalue()
 
 
 def _points(log: Log, path: str, kind: str = "train") -> dict[int, float]:
-    """Returns the numbers of a metric by step, in training or on held-out text."""
-    values = {record["step"]: value_of(record, path) for record in getattr(log, kind)}
+    """Returns the numbers of a metric by step, in training or on held-out text; of many records evenly chosen ones."""
+    records = getattr(log, kind)
+    chosen = records[:: -max(1, -(-len(records) // MOST_POINTS))][::-1]  # counted from the newest
+    values = {record["step"]: value_of(record, path) for record in chosen}
     return {step: value for step, value in values.items() if math.isfinite(value)}
 
 
@@ -147,39 +137,6 @@ def _draw_chart(axes: Any, chart: Chart, logs: Mapping[str, Log]) -> None:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, fontsize=8)
-
-
-def draw_detection(judgement: Judgement, path: Path) -> None:
-    """Draws histograms of the discriminator's probability of "replaced", for original and replaced tokens."""
-    figure, axes = plt.subplots(figsize=SIZE)
-    probability = 1 / (1 + np.exp(-judgement.d))
-    bins = np.linspace(0, 1, 41).tolist()
-    for replaced, color, label in ((False, ORIGINAL, "original"), (True, REPLACED, "replaced")):
-        values = probability[judgement.replaced == replaced]
-        axes.hist(values, bins=bins, density=True, alpha=0.65, color=color, label=f"{label} ({len(values):,})")
-    axes.set(title="Detection on held-out text", xlabel='predicted probability of "replaced"', ylabel="density")
-    axes.legend(frameon=False)
-    save(figure, path)
-
-
-def draw_estimate(observations: Observations, path: Path) -> None:
-    """Draws actual over estimated discriminator loss of the sampled tokens, as means of twenty groups by estimate."""
-    figure, axes = plt.subplots(figsize=SIZE)
-    for other, color, label in (
-        (False, ORIGINAL, "sampled the original"),
-        (True, REPLACED, "sampled another token"),
-    ):
-        group = observations.sampled_other == other
-        order = np.argsort(observations.estimated_loss[group])
-        parts = [part for part in np.array_split(order, 20) if len(part)]
-        estimated = [observations.estimated_loss[group][part].mean() for part in parts]
-        actual = [observations.actual_loss[group][part].mean() for part in parts]
-        axes.plot(estimated, actual, "o-", color=color, ms=4, label=label)
-    limits = (0.0, max(axes.get_xlim()[1], axes.get_ylim()[1]))
-    axes.plot(limits, limits, "--", color=NEUTRAL, lw=1, label="equal")
-    axes.set(title="Estimated and actual loss", xlabel="estimated loss $\\hat{L}_D$", ylabel="actual loss $L_D$")
-    axes.legend(frameon=False)
-    save(figure, path)
 
 
 def draw_comparison(result: dict[str, Any], path: Path) -> None:
@@ -219,46 +176,6 @@ def _draw_values(
     axes.set_xticks(places, [name.replace("_", " ") for name in values])
 
 
-def draw_steps(results: list[dict[str, Any]], path: Path) -> None:
-    """Draws one run's metrics over its checkpoints; metrics that the run does not have are left out."""
-    panels = [
-        ("Generator", "MLM accuracy", {"p_G": _across(results, "generator", "mlm_accuracy")}),
-        ("Detection, masked positions", "accuracy", _under(results, "detection", "accuracy_masked")),
-        ("Detection, all positions", "accuracy", _under(results, "detection", "accuracy_all")),
-        ("Detection, all positions", "AUC", _under(results, "detection", "auc_all")),
-        ("Discriminator", "$L_D$ / entropy of the replaced share", _under(results, "detection", "loss_over_entropy")),
-        (
-            "Estimated and actual loss",
-            "Pearson correlation",
-            {name: _across(results, "estimate_quality", "pearson", name) for name in CORRELATED},
-        ),
-        ("Maximum probability above 0.9", "share of masked positions", _under(results, "max_probability", -1)),
-        ("Weighted estimate of $L_D$", "variance of a sample", _under(results, "loss_estimate", "variance")),
-    ]
-    drawn = [panel for panel in panels if any(value for values in panel[2].values() for value in values)]
-    figure, axes = plt.subplots(2, -(-len(drawn) // 2), figsize=(2.1 * len(drawn) + 0.4, 7.6), squeeze=False)
-    for unused in axes.flat[len(drawn) :]:
-        unused.remove()
-    for place, (title, unit, lines) in zip(axes.flat, drawn, strict=False):
-        _draw_lines(place, [part["step"] for part in results], lines)
-        place.set(title=title, ylabel=unit)
-        place.legend(frameon=False, fontsize=8)
-    save(figure, path)
-
-
-def _across(results: list[dict[str, Any]], *keys: str | int) -> list[list[float] | None]:
-    """Returns the number under these nested keys from each result; `None` where it is missing."""
-    values: list[Any] = results
-    for key in keys:
-        values = [value[int(key)] if isinstance(value, list) else (value or {}).get(key) for value in values]
-    return values
-
-
-def _under(results: list[dict[str, Any]], section: str, key: str | int) -> dict[str, list[list[float] | None]]:
-    """Returns a number of a section under p_G and under p_S, from each result."""
-    return {name: _across(results, section, name, key) for name in COLORS}
-
-
 def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     """Draws the paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements.
 
@@ -281,26 +198,12 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
                 )
             place.set(title=f"${distribution}$ of {names[sampler]}, {label}")
         row[0].set_ylabel("detection accuracy")
-    labelled: dict[str, Any] = {}  # each label once over all panels
+    labeled: dict[str, Any] = {}  # each label once over all panels
     for place in axes.flat:
-        labelled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
+        labeled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
     figure.legend(
-        labelled.values(), labelled.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6
+        labeled.values(), labeled.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6
     )
-    save(figure, path)
-
-
-def draw_max_probability(results: list[dict[str, Any]], path: Path) -> None:
-    """Draws the distribution of the largest probability under p_G and p_S for several runs, as the paper's figure."""
-    figure, axes = plt.subplots(figsize=(9.0, 4.2))
-    names = run_names([result["run"] for result in results])
-    series = [
-        (f"${name}$ of {names[result['run']]}", shares)
-        for result in results
-        for name, shares in result["max_probability"].items()
-    ]
-    _draw_shares(axes, [(label, f"C{number}", shares) for number, (label, shares) in enumerate(series)])
-    axes.legend(frameon=False, fontsize=8)
     save(figure, path)
 
 

@@ -6,7 +6,6 @@ The docstring of each threshold names its source. "Healthy" is the worst value a
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
-from pretrain.training.log_line import MOST_WAITING
+from pretrain.training.run_log import MOST_WAITING
 
 MOST_UNKNOWN = 0.01
 """Share of [UNK] among the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""
@@ -58,9 +57,8 @@ LEAST_STEPS, WARMUPS = 500, 4
 """Minimum steps and warm-ups before the models are judged; earlier, every run looks as if it learned nothing."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A problem that a check looks for, with its evidence and remedy."""
+class Finding(NamedTuple):
+    """The result of one check: the problem it looks for, with evidence and remedy; valid for a healthy run too."""
 
     name: str
     verdict: str
@@ -69,13 +67,6 @@ class Finding:
     """Measured value, limit and steps."""
     remedy: str
     """How to fix it."""
-
-
-class Judged(NamedTuple):
-    """The result of one check: the problem it looks for, and the values measured."""
-
-    finding: Finding
-    """The problem looked for; its evidence is also valid for a healthy run."""
     measured: tuple[Measured, ...]
 
     @property
@@ -86,43 +77,43 @@ class Judged(NamedTuple):
 class Diagnosis(NamedTuple):
     """The results of all checks on a run."""
 
-    judged: list[Judged]
+    judged: list[Finding]
     unjudged: list[str]
     """Why the other checks could not be made."""
 
     @property
     def findings(self) -> list[Finding]:
-        return [answer.finding for answer in self.judged if answer.sick]
+        return [finding for finding in self.judged if finding.sick]
 
 
-def padding(run: Symptoms) -> Judged:
+def padding(run: Symptoms) -> Finding:
     share = 1 - run.mean_length / run.description.seq_length
-    finding = Finding(
+    return Finding(
         name="padding waste",
         verdict=f"{share:.0%} of the computation is spent on padding.",
         evidence=f"Padding is {share:.3f} of all positions in steps 1 to {run.step:,}; the limit is {MOST_PADDING}.",
         remedy="Build the shards again with --packing full or a shorter --seq_length, or with --documents file where"
         " each file is one document.",
+        measured=(Measured("padding", share, MOST_PADDING),),
     )
-    return Judged(finding, (Measured("padding", share, MOST_PADDING),))
 
 
-def vocabulary(run: Symptoms) -> Judged:
+def vocabulary(run: Symptoms) -> Finding:
     text, size = run.text, run.description.vocab_size
     most = next(most for least_size, most in MOST_PIECES if size >= least_size)
-    finding = Finding(
+    unknown = Measured("[UNK]", text.unknown_share, MOST_UNKNOWN)
+    return Finding(
         name="vocabulary does not fit",
         verdict="The vocabulary does not match the text: words are split into many pieces, or are unknown.",
         evidence=f"A word has {text.pieces_per_word:.2f} pieces (the limit is {most} for a vocabulary of {size:,}), and"
         f" {text.unknown_share:.2%} of the pieces are [UNK] (the limit is {MOST_UNKNOWN:.0%}), in the text of steps 1"
         f" to {text.steps}.",
         remedy="Train a vocabulary on this text with data_prep/train_vocab.py, and build the shards with it.",
+        measured=(unknown, Measured("pieces per word", text.pieces_per_word, most)),
     )
-    unknown = Measured("[UNK]", text.unknown_share, MOST_UNKNOWN)
-    return Judged(finding, (unknown, Measured("pieces per word", text.pieces_per_word, most)))
 
 
-def repetition(run: Symptoms) -> Judged:
+def repetition(run: Symptoms) -> Finding:
     if not run.held_out:
         raise Unjudged("repeated data: there is no evaluation on held-out text")
     held_out, epochs = run.held_out[-1], run.last["epoch"]
@@ -140,7 +131,7 @@ def repetition(run: Symptoms) -> Judged:
     differ = ""
     if gap > MOST_GAP and not any(part.beyond for part in measured):
         differ = " This few passes memorize nothing: the held-out documents differ from the training documents."
-    finding = Finding(
+    return Finding(
         name="data repeated or unshuffled",
         verdict="The run overfits its text: the data repeats too often, or similar text comes in a row.",
         evidence=f"On held-out text at step {step:,} the MLM loss is {gap:+.2f} nats from the"
@@ -148,11 +139,11 @@ def repetition(run: Symptoms) -> Judged:
         f" times (the limit is {MOST_EPOCHS}).{differ}",
         remedy="Build the shards from more text, shuffled, with --dedup exact if it contains duplicate documents; or"
         " train for fewer steps.",
+        measured=tuple(measured),
     )
-    return Judged(finding, tuple(measured))
 
 
-def learning_rate(run: Symptoms) -> Judged:
+def learning_rate(run: Symptoms) -> Finding:
     first = run.recent()[0]
     steps = max(1, run.step - first["step"])
     spikes, skipped = run.last["loss_spikes"] / run.step, (run.last["skipped"] - first["skipped"]) / steps
@@ -168,7 +159,7 @@ def learning_rate(run: Symptoms) -> Judged:
         apart = max(abs(record.get("auc_all", 1.0) - 0.5) for record in run.recent())
         measured.append(Measured("AUC's distance from chance", apart, LEAST_FROM_CHANCE, most=False))
         collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
-    finding = Finding(
+    return Finding(
         name="learning rate too high",
         verdict="Training is unstable: losses spike or rise, gradients overflow, or the discriminator has collapsed.",
         evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
@@ -176,29 +167,29 @@ def learning_rate(run: Symptoms) -> Judged:
         f" {run.when()} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is"
         f" {MOST_RISEN}){collapse}.",
         remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start a new run.",
+        measured=tuple(measured),
     )
-    return Judged(finding, tuple(measured))
 
 
-def straggler(run: Symptoms) -> Judged:
+def straggler(run: Symptoms) -> Finding:
     if "slowest_rank" not in run.last:
         raise Unjudged("a straggling rank: the run has a single process")
     ranks = [record["slowest_rank"] for record in run.recent()]
     rank = max(ranks, key=ranks.count)
     waiting = 1 - run.mean("median_rank_seconds") / run.mean("slowest_rank_seconds")
-    finding = Finding(
+    always = ranks.count(rank) == len(ranks)
+    return Finding(
         name="a rank straggles",
         verdict=f"All ranks wait for rank {rank}.",
         evidence=f"Data and forwards take {waiting:.0%} less time on the median rank than on the slowest one (the"
         f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
         f" {run.when()}.",
         remedy="Check that machine for other processes, clock speed, temperature and disk, or leave it out.",
+        measured=(Measured("waiting for one rank", waiting if always else 0.0, MOST_WAITING),),
     )
-    always = ranks.count(rank) == len(ranks)
-    return Judged(finding, (Measured("waiting for one rank", waiting if always else 0.0, MOST_WAITING),))
 
 
-def slow_precision(run: Symptoms) -> Judged | None:
+def slow_precision(run: Symptoms) -> Finding | None:
     start = run.start
     if start.get("precision") == "float32":
         return None
@@ -206,21 +197,25 @@ def slow_precision(run: Symptoms) -> Judged | None:
     if not (own > 0 and fp32 > 0 and step >= 0):  # also without a number
         raise Unjudged("slow precision: the last start did not measure the speed in fp32")
     precision, faster = start["precision"], fp32 / own
-    finding = Finding(
+    return Finding(
         name="slow precision",
         verdict=f"This machine only emulates {precision}: it multiplies {faster:.1f} times as fast in fp32.",
         evidence=f"At the start after step {step:,.0f}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
         f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
+        measured=(Measured("speed in fp32 over speed in the run's precision", faster, MUCH_FASTER),),
     )
-    return Judged(finding, (Measured("speed in fp32 over speed in the run's precision", faster, MUCH_FASTER),))
 
 
-def easy_replacements(run: Symptoms) -> Judged | None:
+def easy_replacements(run: Symptoms) -> Finding | None:
     if "replace_rate" not in run.last:
         return None
     accuracy, replaced = run.mean("mlm_accuracy"), run.mean("replace_rate")
-    finding = Finding(
+    measured = (
+        Measured("generator's accuracy", accuracy, MOST_ACCURATE),
+        Measured("replaced", replaced, LEAST_REPLACED, most=False),
+    )
+    return Finding(
         name="generator too good",
         verdict="The generator predicts nearly all masked tokens: few are replaced, and the discriminator has little to"
         " detect.",
@@ -228,36 +223,32 @@ def easy_replacements(run: Symptoms) -> Judged | None:
         f" the masked positions are replaced (at least {LEAST_REPLACED} expected), in {run.when()}.",
         remedy="Use a smaller model.generator_hidden_size, objective.mask_keep_fraction=0, objective.temperature=1,"
         " or less predictable text.",
+        measured=measured,
     )
-    measured = (
-        Measured("generator's accuracy", accuracy, MOST_ACCURATE),
-        Measured("replaced", replaced, LEAST_REPLACED, most=False),
-    )
-    return Judged(finding, measured)
 
 
-def generator(run: Symptoms) -> Judged | None:
+def generator(run: Symptoms) -> Finding | None:
     if not isinstance(run.run.objective, PredictionConfig):
         return None
     loss, entropy = run.mean("mlm_loss"), run.text.unigram_entropy
-    finding = Finding(
+    return Finding(
         name="generator does not learn",
         verdict="The generator has learned little more than the frequency of each word piece.",
         evidence=f"Its MLM loss is {loss:.3f} nats in {run.when()}, {entropy - loss:.3f} below the entropy of the word"
         f" pieces; at least {LEAST_LEARNED} is expected.",
         remedy="Raise optim.lr if the loss still falls slowly; start narrow models with"
         " model.relative_bias_init=local and model.initializer_range=0.1.",
+        measured=(Measured("MLM loss below entropy", entropy - loss, LEAST_LEARNED, most=False),),
     )
-    return Judged(finding, (Measured("MLM loss below entropy", entropy - loss, LEAST_LEARNED, most=False),))
 
 
-def plateau(run: Symptoms) -> Judged | None:
+def plateau(run: Symptoms) -> Finding | None:
     if "discriminator_loss" not in run.last:
         return None
     loss, accuracy, auc = (run.mean(name) for name in ("discriminator_loss", "accuracy_all", "auc_all"))
     ordinary = 1 - SPECIAL_TOKENS / run.mean_length
     of_plateau = loss / (ordinary * float(binary_entropy(min(1.0, run.mean("replaced_share") / ordinary))))
-    finding = Finding(
+    return Finding(
         name="discriminator on the plateau",
         verdict="The discriminator knows how many tokens are replaced but not which: its accuracy of"
         f' {accuracy:.0%} is what always answering "original" would score.',
@@ -265,30 +256,30 @@ def plateau(run: Symptoms) -> Judged | None:
         f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
         remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
         " models with model.relative_bias_init=local and model.initializer_range=0.1.",
+        measured=(Measured("L_D over plateau", of_plateau, MOST_OF_PLATEAU),),
     )
-    return Judged(finding, (Measured("L_D over plateau", of_plateau, MOST_OF_PLATEAU),))
 
 
-def sampling_head(run: Symptoms) -> Judged | None:
+def sampling_head(run: Symptoms) -> Finding | None:
     if not issubclass(objective_class(run.run.objective.name), HPLoss):
         return None
     known = [record.get("estimate_correlation.replaced", 0.0) for record in run.recent()]
     correlation = sum(known) / len(known)
-    finding = Finding(
+    return Finding(
         name="sampling head dead",
         verdict="The sampling head's estimate of the discriminator's loss is hardly better than the class mean.",
         evidence=f"Among replaced tokens, the correlation of estimated and actual loss is {correlation:.3f} in"
         f" {run.when()}; at least {LEAST_CORRELATION} is expected.",
         remedy="Set objective.lambda1=5, as in the paper; if the discriminator learns nothing, fix that first.",
+        measured=(Measured("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),),
     )
-    return Judged(finding, (Measured("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),))
 
 
-def ratios(run: Symptoms) -> Judged | None:
+def ratios(run: Symptoms) -> Finding | None:
     if not issubclass(objective_class(run.run.objective.name), HPDist):
         return None
     ratio, median = run.mean("ratio_p99"), run.mean("ratio_p50")
-    finding = Finding(
+    return Finding(
         name="importance ratios exploding",
         verdict="The sampling distribution is too far from the generator's: a few tokens with a huge p_G/p_S dominate"
         " L_S.",
@@ -296,11 +287,11 @@ def ratios(run: Symptoms) -> Judged | None:
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
         " ratios with objective.mixture=0.1.",
+        measured=(Measured("99th percentile of p_G/p_S", ratio, MOST_RATIO),),
     )
-    return Judged(finding, (Measured("99th percentile of p_G/p_S", ratio, MOST_RATIO),))
 
 
-Check = Callable[[Symptoms], Judged | None]
+Check = Callable[[Symptoms], Finding | None]
 """Returns `None` if the objective cannot have the problem; raises `Unjudged` if the files do not allow the check."""
 AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler, slow_precision)
 ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
@@ -333,7 +324,7 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         if steps < least:
             why = f"too short to judge: got {counted(steps, 'step')}, expected at least {least:,}; start a longer run"
         unjudged.append(f"checks of learning: {why}")
-        if not any(answer.sick for answer in judged):
+        if not any(finding.sick for finding in judged):
             raise ConfigError(f"{run_folder}: {why}")
     return Diagnosis(judged, [*dict.fromkeys(unjudged)])
 
@@ -344,7 +335,7 @@ def report(diagnosis: Diagnosis) -> list[str]:
     for finding in diagnosis.findings:
         lines += ["", finding.name, f"  what is wrong  {finding.verdict}"]
         lines += [f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}"]
-    healthy = [answer.finding for answer in diagnosis.judged if not answer.sick]
+    healthy = [finding for finding in diagnosis.judged if not finding.sick]
     if healthy:
         lines += ["", "checks without a problem:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy)]
     if diagnosis.unjudged:

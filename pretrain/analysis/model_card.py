@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from foundation.markdown_table import markdown_table
+from pretrain.huggingface.modernbert import ARCHITECTURES
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
+from pretrain.model.config import ElectraModelConfig
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
 TASKS = {
     "AutoModel": "feature-extraction",
     "AutoModelForPreTraining": "feature-extraction",
+    "AutoModelForTokenClassification": "token-classification",
     "AutoModelForMaskedLM": "fill-mask",
 }
 """Pipeline tag on Hugging Face's hub, by model class."""
@@ -45,6 +48,13 @@ with torch.no_grad():
 for token, logit in zip(inputs.tokens(), logits):
     print(f"{token:>12} replaced with probability {logit.sigmoid():.2f}")
 """,
+    "AutoModelForTokenClassification": """
+inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
+with torch.no_grad():
+    logits = model(**inputs).logits[0, :, 0]
+for token, logit in zip(inputs.tokens(), logits):
+    print(f"{token:>12} replaced with probability {logit.sigmoid():.2f}")
+""",
     "AutoModelForMaskedLM": """
 inputs = tokenizer(f"The capital of France is {tokenizer.mask_token}.", return_tensors="pt")
 with torch.no_grad():
@@ -62,10 +72,13 @@ def model_card(
     Scores come from `evaluate.py` for this step or, without it, from the run's own evaluation.
     """
     config = description.run
-    carries_code = config.model.relative_position and not as_mpnet
+    carries_code = isinstance(config.model, ElectraModelConfig) and config.model.relative_position and not as_mpnet
     code, no_code = (", trust_remote_code=True", ", trust_remote_code=False") if carries_code else ("", "")
     trained = objective_class(config.objective.name)
-    auto = trained.exports["."][0].replace("Electra", "AutoModel")
+    auto = trained.exports["."][0]
+    if config.model.backbone == "modern":
+        auto = ARCHITECTURES[auto]
+    auto = f"AutoModelFor{auto.partition('For')[2]}"
     if as_mpnet:
         auto = auto.removesuffix("ForPreTraining")  # MPNet has no head of that kind
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
@@ -94,7 +107,7 @@ model = {auto}.from_pretrained(FOLDER{code})
 tokenizer = AutoTokenizer.from_pretrained(FOLDER{no_code})
 {SNIPPETS[auto]}```
 
-It loads with transformers 4.57 and 5.{CARRIES if code else ""}
+It loads with transformers 5.{CARRIES if code else ""}
 
 ## Settings
 

@@ -1,6 +1,7 @@
 """Runs a trained model over held-out text and records, per position, its samples and the discriminator's answers.
 
-Shape letters: B batch, L length, K masked positions per sequence, S sequences, N positions of all sequences.
+Shape letters: B batch, L length, K masked positions per sequence, C candidates, S sequences, N positions of all
+sequences.
 """
 
 from collections import defaultdict
@@ -11,13 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foundation.stats import Resampled, mean, resample
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Detection
+from pretrain.method.losses import discriminator_loss
 from pretrain.method.objective import ElectraOutput, Objective
 from pretrain.training.metrics import MetricSums, summary
 
+CANDIDATES = 16
+"""Quantiles of p_G in `oracle_distance`, each one more forward of the discriminator."""
+LEAST_LOSS = 1e-6
 
-class Judgement(NamedTuple):
+
+class Judgment(NamedTuple):
     """A discriminator's answers on one set of replacements; one value per non-pad position, [N] over all sequences."""
 
     d: np.ndarray
@@ -42,9 +49,9 @@ class OriginalTokens(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """Observations under one sampling distribution: one row per masked position, in `judgement` per non-pad one."""
+    """Observations under one sampling distribution: one row per masked position, in `judgment` per non-pad one."""
 
-    judgement: Judgement
+    judgment: Judgment
     estimated_loss: np.ndarray
     """L_hat of the sampled token, from the sampling head; empty if the objective has no such estimate."""
     actual_loss: np.ndarray
@@ -61,15 +68,15 @@ class Observations(NamedTuple):
     @property
     def sequence(self) -> np.ndarray:
         """Index of the sequence of each masked position."""
-        return self.judgement.sequence[self.judgement.masked]
+        return self.judgment.sequence[self.judgment.masked]
 
     @property
     def sequences(self) -> int:
-        return int(self.judgement.sequence[-1]) + 1
+        return int(self.judgment.sequence[-1]) + 1
 
 
 class Observed(NamedTuple):
-    """Predictions and judgements of a model, recorded in one pass over the data."""
+    """Predictions and judgments of a model, recorded in one pass over the data."""
 
     originals: OriginalTokens
     under: dict[str, Observations]
@@ -98,7 +105,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
         batch = batch.to(device)
         for name, output in model.outputs(batch).items():
             if isinstance(output, ElectraOutput):
-                seen = _judgement(batch, output.d_BL, output.replaced_BL, sequences)
+                seen = _judgment(batch, output.d_BL, output.replaced_BL, sequences)
                 parts[name].append(_on_host(*seen, *_observe_masked(batch, output)))
                 tokens[name].append(output.draw.tokens_BK.to("cpu", torch.int32))
         metrics.add(batch, output)  # the last output, with the objective's own sampling distribution
@@ -107,26 +114,26 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
         columns_BK = (output.log_p_original_BK, output.top_BK == original_BK, _rows(valid_BK, sequences))
         originals.append(_on_host(*(column_BK[valid_BK] for column_BK in columns_BK)))
         sequences += len(batch.input_ids_BL)
-    judged, columns = len(Judgement._fields), {name: _joined(parts[name]) for name in parts}
+    judged, columns = len(Judgment._fields), {name: _joined(parts[name]) for name in parts}
     return Observed(
         OriginalTokens(*_joined(originals)),
-        {name: Observations(Judgement(*columns[name][:judged]), *columns[name][judged:]) for name in parts},
+        {name: Observations(Judgment(*columns[name][:judged]), *columns[name][judged:]) for name in parts},
         {name: torch.cat(drawn) for name, drawn in tokens.items()},
         summary(metrics.vector),
     )
 
 
 @torch.no_grad()
-def judge(model: Detection, batches: Iterable[Batch], tokens_SK: Tensor, device: torch.device) -> Judgement:
+def judge(model: Detection, batches: Iterable[Batch], tokens_SK: Tensor, device: torch.device) -> Judgment:
     """Returns the discriminator's answers with `tokens` at the masked positions of the batches."""
     model.eval()
     parts, sequences = [], 0
     for batch in batches:
         batch = batch.to(device)
         tokens_BK = tokens_SK[sequences : sequences + len(batch.input_ids_BL)].to(device, torch.int64)
-        parts.append(_on_host(*_judgement(batch, *model.discriminate(batch, tokens_BK), sequences)))
+        parts.append(_on_host(*_judgment(batch, *model.discriminate(batch, tokens_BK), sequences)))
         sequences += len(batch.input_ids_BL)
-    return Judgement(*_joined(parts))
+    return Judgment(*_joined(parts))
 
 
 def _on_host(*columns: Tensor) -> tuple[Tensor, ...]:
@@ -137,15 +144,15 @@ def _joined(parts: list[tuple[Tensor, ...]]) -> list[np.ndarray]:
     return [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
 
 
-def _judgement(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: int) -> tuple[Tensor, ...]:
-    """Returns the columns of `Judgement` for one batch."""
+def _judgment(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: int) -> tuple[Tensor, ...]:
+    """Returns the columns of `Judgment` for one batch."""
     visible_BL = batch.attention_mask_BL
     columns_BL = (d_BL.float(), replaced_BL, batch.masked_BL > 0, _rows(visible_BL, first_sequence))
     return tuple(column_BL[visible_BL] for column_BL in columns_BL)
 
 
 def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
-    """Returns the columns of `Observations`, except `judgement`, for the masked positions of one batch."""
+    """Returns the columns of `Observations`, except `judgment`, for the masked positions of one batch."""
     valid_BK, drawn = batch.masked_valid_BK, output.draw
     assert drawn.entropy_q_BK is not None  # requested by `observe`
     other_BK = output.replaced_BL.gather(1, batch.masked_positions_BK)
@@ -163,3 +170,44 @@ def _rows(like: Tensor, first_sequence: int) -> Tensor:
     """Returns the index of its sequence for each element of a [B, any] tensor."""
     rows_B = torch.arange(first_sequence, first_sequence + len(like), device=like.device)
     return rows_B[:, None].expand_as(like)
+
+
+@torch.no_grad()
+def oracle_distance(
+    model: Detection, batches: Iterable[Batch], device: torch.device, candidates: int = CANDIDATES
+) -> dict[str, Resampled]:
+    """Returns the distance of each sampling distribution from the oracle's, which weights p_G by the true loss: of p_G,
+    and of p_S if the objective learns one; the other masked positions hold the tokens of its own distribution.
+
+    At one masked position the oracle draws x' in proportion to p_G(x') L_D(x'), so
+
+        KL(q || oracle) = E_q[log(q / p_G) - log L_D] + log E_{p_G}[L_D]
+
+    in nats. One position per sequence is taken, chosen independently of the draws. The expectations under p_G are means
+    over quantiles of p_G; under a learned q it is the drawn token's value, so only its mean over sequences means much.
+    """
+    model.eval()
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)
+    for batch in batches:
+        batch = batch.to(device)
+        *_, (name, output) = model.outputs(batch).items()
+        slot_B1 = batch.keep_uniforms_BK.masked_fill(~batch.masked_valid_BK, -1).argmax(1, keepdim=True)
+        place_B1 = batch.masked_positions_BK.gather(1, slot_B1)
+        prediction = model.predict(batch)
+        losses = []
+        for number in range(candidates):
+            quantile_BK = torch.full_like(batch.uniforms_BK, (number + 0.5) / candidates)
+            token_B1 = prediction.p.draw(quantile_BK)[0].gather(1, slot_B1)
+            tokens_BK = output.draw.tokens_BK.scatter(1, slot_B1, token_B1)
+            losses.append(discriminator_loss(*model.discriminate(batch, tokens_BK)).gather(1, place_B1))
+        loss_BC = torch.cat(losses, 1).double().clamp_(min=LEAST_LOSS)
+        log_mean_B = loss_BC.mean(1).log()
+        parts["p_G"].append((log_mean_B - loss_BC.log().mean(1)).cpu().numpy())
+        if name != "p_G":
+            drawn_B = output.discriminator_loss_BL.gather(1, place_B1)[:, 0].double().clamp(min=LEAST_LOSS)
+            log_ratio_B = output.draw.log_ratio_BK.gather(1, slot_B1)[:, 0]
+            parts[name].append((log_mean_B - drawn_B.log() - log_ratio_B).cpu().numpy())
+    return {
+        name: resample(np.stack((np.concatenate(part), np.ones(sum(map(len, part))))), mean)
+        for name, part in parts.items()
+    }

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,63 +14,30 @@ from foundation.locks import holder
 from pretrain.config import RunConfig
 from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_records
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.run_folder import CHECKPOINTS, LOCK, RunDescription, flat, read_run
+from pretrain.training.run_folder import CHECKPOINTS, LOCK, STARTS, RunDescription, flat, read_run
 from pretrain.training.run_log import RECORDS
-from pretrain.training.starts import STARTS
 
 GATES = "gates.json"
 """Acceptance criteria: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
-MOST_RECORDS, NEWEST = 400, 6
-"""Records kept per kind, as many as a chart can show; newest records always kept, for the doctor's means."""
 LONGEST_WARNING = 400
 """Characters kept of a warning."""
 LARGEST = 1e30
 """Largest number drawn; axes of larger numbers overflow."""
 KINDS = ("train", "held_out", "example")
-_BEGINNING = re.compile(rb'\{"kind": "(train|held_out|example)", "step": \d{1,15}, ')
 _STEP = re.compile(r"step-(\d{1,15})(?:\.json)?$")
 
 Record = dict[str, Any]
 
 
-class Thinned:
-    """A bounded sample of a stream of lines: every n-th, n doubling when there are too many, and always the newest
-    `NEWEST`.
-    """
-
-    def __init__(self) -> None:
-        self.every, self.seen = 1, 0
-        self._kept: list[bytes] = []
-        self._newest: deque[bytes] = deque(maxlen=NEWEST)
-
-    def add(self, line: bytes) -> None:
-        """Adds the next line."""
-        if self.seen % self.every == 0:
-            self._kept.append(line)
-        if len(self._kept) > MOST_RECORDS:
-            self._kept = self._kept[::2]
-            self.every *= 2
-        self._newest.append(line)
-        self.seen += 1
-
-    @property
-    def lines(self) -> list[bytes]:
-        """The kept sample: the first line, evenly spaced ones after it, and the newest `NEWEST`."""
-        evenly = self._kept[: -(-(self.seen - len(self._newest)) // self.every)]  # those that came before the newest
-        return [*evenly, *self._newest]
-
-
 class Log(NamedTuple):
-    """An evenly thinned sample of the records in `metrics.jsonl`."""
+    """The records in `metrics.jsonl`."""
 
     train: list[Record]
     held_out: list[Record]
     example: Record
     """The last example; empty if there is none."""
-    seen: int
-    """Training records in the file."""
     damaged: int
-    """Lines found that are not valid records; dropped lines are not checked in full."""
+    """Lines that are not valid records."""
 
 
 class History(NamedTuple):
@@ -141,20 +108,16 @@ def read_history(folder: Path) -> History:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a run's log in one pass. Only lines that are kept are parsed, so a million lines take seconds."""
-    kinds = {kind: Thinned() for kind in KINDS}
-    strange = 0
-    for line in _lines(path):
-        beginning = _BEGINNING.match(line)
-        if beginning and line.endswith((b"}\n", b"}")):
-            kinds[beginning[1].decode()].add(line)
+    """Reads a run's log; skips and counts damaged lines."""
+    found: dict[str, list[Record]] = {kind: [] for kind in KINDS}
+    damaged = 0
+    for record in map(_parsed, _lines(path)):
+        kind = record.get("kind") if isinstance(record, dict) and type(record.get("step")) is int else None
+        if kind in KINDS:
+            found[kind].append(record)
         else:
-            strange += 1
-    lines = {kind: thinned.lines for kind, thinned in kinds.items() if thinned.seen}
-    parsed = {kind: _objects(map(_parsed, lines.get(kind, []))) for kind in kinds}
-    read = {kind: [one for one in records if type(one.get("step")) is int] for kind, records in parsed.items()}
-    damaged = strange + sum(len(lines[kind]) - len(read[kind]) for kind in lines)
-    return Log(read["train"], read["held_out"], (read["example"] or [{}])[-1], kinds["train"].seen, damaged)
+            damaged += 1
+    return Log(found["train"], found["held_out"], (found["example"] or [{}])[-1], damaged)
 
 
 def read_starts(folder: Path) -> list[Record]:

@@ -4,7 +4,6 @@ All text goes through Jinja's escaping: names of runs and hosts, messages and ex
 """
 
 import base64
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from foundation.config import ConfigError
 from foundation.files import write_atomically
 from pretrain.analysis.figures import CHARTS, draw_charts, run_names
 from pretrain.analysis.health import diagnose, report
-from pretrain.analysis.run_history import History, nearest_preset, read_history, value_of
+from pretrain.analysis.run_history import History, nearest_preset, read_history
 
 TEMPLATE = "run_page.html"
 MOST_ROWS = 40
@@ -69,7 +68,6 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
     page = environment.get_template(TEMPLATE).render(
         parts={name: _part(history) for name, history in runs.items()},
         images={title: base64.b64encode(image.encode()).decode() for title, image in images.items() if image},
-        numbers=Table(("quantity", *runs), _numbers([*runs.values()])),
     )
     write_atomically(path, page.encode())
 
@@ -94,18 +92,3 @@ def _part(history: History) -> RunPart:
 def _table(names: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Table:
     """Returns a table of the newest records, with a column for each of their fields named."""
     return Table(names, [[record.get(name, "") for name in names] for record in records[-MOST_ROWS:]])
-
-
-def _numbers(runs: Sequence[History]) -> list[list[str]]:
-    """Returns a row for each metric of the charts that some run has: its newest value in each run, on held-out text if
-    there is one.
-    """
-    rows, newest = [], [[*run.log.held_out[-1:], *run.log.train[-1:]] for run in runs]
-    for chart in (chart for charts in CHARTS.values() for chart in charts):
-        for label, path in chart.metrics.items():
-            found = [[value_of(record, path) for record in records] for records in newest]
-            values = [next(filter(math.isfinite, numbers), None) for numbers in found]
-            if any(value is not None for value in values):
-                texts = ["–" if value is None else f"{value:.4g}" for value in values]
-                rows.append([f"{chart.title}: {label}, {chart.unit}", *texts])
-    return rows

@@ -126,7 +126,10 @@ class TrainingBatches:
 def make_batch(
     shards: Shards, index: np.ndarray, epoch: np.ndarray, seed: int, counts: tuple[float, float] | None = None
 ) -> Batch:
-    """Builds a batch of these sequences; without `counts`, its losses are means over this batch only.
+    """Builds the batch of the sequences `index`, each in its `epoch`.
+
+    `counts` are the masked positions and tokens per micro-batch, averaged over the optimizer step. Without them the
+    batch's own are used, so its losses are means over this batch only.
 
     Raises:
         LocalProblem: a sequence or its mask is damaged.

@@ -33,8 +33,8 @@ SLOWEST = 600.0
 """Seconds that a block may take, or it counts as lost. Below 14 kB/s, a shard of 1 GB takes most of a day."""
 PATIENCE = 20.0
 """Seconds of retries where a mistake is more likely than an outage: at opening, or after a wrong-sized answer."""
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts at most; the pause doubles from 1."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between two attempts; the pause doubles each time."""
 SILENCE = 30.0
 """Seconds after which a reader says what it waits for."""
 LOCK = ".lock"
@@ -141,36 +141,37 @@ class RemoteFolder:
         options: dict[str, Any] = {"start": block.start, "end": block.stop} if block else {}
         if self._files.async_impl:  # as http, s3 and gs are
             options["timeout"] = limit
-        began, pause, told = time.monotonic(), 1.0, False
+        pause, began = FIRST_PAUSE, time.monotonic()
         deadline = began + patience
         while True:
             try:
                 content: bytes = self._files.cat_file(f"{self._path}/{name}{self._query}", **options)
+                if len(content) == len(block or content) > 0:
+                    return content
+                came, final = f"{len(content)} bytes", len(content) > len(block or content)
+                deadline = min(deadline, time.monotonic() + PATIENCE)
             except FileNotFoundError:
                 missing = Missing if name == MANIFEST_NAME else LocalProblem
                 raise missing(f"data: {url} does not exist; check the name and that the upload is complete") from None
             except Exception as error:
-                kind, status = type(error).__name__, getattr(error, "status", 0)
-                text = without_secrets(" ".join(str(error).split()))[:200] or f"took more than {limit:g} s"
-                came, fix = f"{kind}: {text}", "check its name, its upload, the network and your rights"
-                final = isinstance(error, FINAL) or kind == "NoCredentialsError" or "Redirect" in kind
-                final |= 300 <= status < 500 and status not in (408, 425, 429)
-                deadline = began + patience
-            else:
-                if len(content) == len(block or content) > 0:
-                    if told:
-                        say(f"data: {url} is read again after {time.monotonic() - began:.0f} s")
-                    return content
-                came, fix = f"{len(content)} bytes", "upload it again, to a server that supports Range requests"
-                final = len(content) > len(block or content)
-                deadline = min(deadline, time.monotonic() + PATIENCE)
+                came = without_secrets(" ".join(str(error).split()))[:200] or f"took more than {limit:g} s"
+                came, final, deadline = f"{type(error).__name__}: {came}", _is_final(error), began + patience
             if final or time.monotonic() + pause > deadline:
-                raise LocalProblem(f"data: {url} cannot be read: got {came}, expected {expected}; {fix}")
-            if not told:
+                raise LocalProblem(
+                    f"data: {url} cannot be read: got {came}, expected {expected}; check its name, its upload, the"
+                    " network, your rights, and that the server supports Range requests"
+                )
+            if pause == FIRST_PAUSE:
                 say(f"data: {url} cannot be read ({came}); waiting for it, with retries")
-            told = True
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _is_final(error: Exception) -> bool:
+    """True for an error that a retry cannot fix."""
+    kind, status = type(error).__name__, getattr(error, "status", 0)
+    refused = 300 <= status < 500 and status not in (408, 425, 429)
+    return isinstance(error, FINAL) or kind == "NoCredentialsError" or "Redirect" in kind or refused
 
 
 remote_folder = cache(RemoteFolder)

@@ -24,10 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.defaults import require_shards
-from data_prep.inspection import file_problems, tokenizer_problems
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
 from data_prep.masking import bytes_per_copy, mask_size
-from data_prep.shards import IndexedFile, mapped
+from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_problems
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import with_suffix
 from foundation.ordering import dealt, key_of, permuted

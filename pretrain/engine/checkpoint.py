@@ -24,13 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from foundation.files import file_sha256, flush, make_folder, remove, sealed, unsealed
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 MARKER = "complete.json"
 FORMAT_VERSION = 1
-_SAVING, _REMOVING = ".saving", ".removing"
+_SAVING = ".saving"
 
 
 @dataclass
@@ -54,7 +54,7 @@ class EngineState:
             return None
         first = different[0]
         return (
-            f"checkpoint: {len(different)} parameters differ from this model's, first {first}: saved"
+            f"checkpoint: differs from this model in {counted(len(different), 'parameter')}, first {first}: saved"
             f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved with"
         )
 
@@ -191,7 +191,7 @@ def _name(step: int) -> str:
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:
-    """Returns finished checkpoints, newest first; interrupted saves and removals have other names and are left out.
+    """Returns finished checkpoints, newest first; interrupted saves have other names and are left out.
 
     Raises:
         ConfigError: the folder exists but cannot be read, or is a broken link.
@@ -262,25 +262,15 @@ def _require_file(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:
-    """Removes old checkpoints: renames them first, so that even a power cut leaves no partial checkpoint."""
+    """Removes old checkpoints and what interrupted saves left; a checkpoint removed in part lacks files, so it never
+    counts.
+    """
     checkpoints = _by_step(folder)
     kept = [number for number, _ in checkpoints if number <= step]
     kept = kept[:keep_last] + [number for number in kept if keep_every and number % keep_every == 0]
-    _clear_up(folder, say)
-    if old := [path for number, path in checkpoints if number not in kept]:
+    old = [path for number, path in checkpoints if number not in kept]
+    for path in (*old, *folder.glob(f"step-*{_SAVING}")):
         try:
-            for path in old:
-                path.rename(path.with_name(path.name + _REMOVING))
-            flush(folder)
+            remove(path)
         except OSError as error:
-            say(f"WARNING: {folder}: old checkpoints cannot be removed ({error}); the next save will try again")
-        _clear_up(folder, say)
-
-
-def _clear_up(folder: Path, say: Callable[[str], None]) -> None:
-    for path in folder.glob("step-*"):
-        if path.name.endswith((_SAVING, _REMOVING)):
-            try:
-                remove(path)
-            except OSError as error:
-                say(f"WARNING: {path} cannot be removed ({error.strerror}); the next save will try again")
+            say(f"WARNING: {path} cannot be removed ({error.strerror}); the next save will try again")

@@ -166,8 +166,6 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
         yield f"fp16.enabled: true without a GPU; add --deepspeed_config {instead}"
     if (fp16 or bf16) and stage == 0:
         yield f"zero_optimization.stage: 0 with {config.precision}, which needs fp32 master weights; use stage 1"
-    if stage == 0 and config.flops_profiler and config.flops_profiler.enabled:
-        yield "flops_profiler.enabled: true at stage 0, which runs without DeepSpeed; use stage 1"
     if config.zero_optimization.offloads and stage == 0:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:

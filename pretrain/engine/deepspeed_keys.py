@@ -3,7 +3,6 @@
 A test tries every key of DeepSpeed 0.19.8: each is supported here or refused.
 """
 
-import sys
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -13,10 +12,9 @@ from foundation.config import MOST, StrictConfig
 Auto = Literal["auto"]
 """A value that the run sets; the file says "auto" or leaves it out."""
 
-Elements = Annotated[int, Field(ge=0, le=sys.maxsize, strict=False)]
-"""A number of tensor elements; may be written as 5e7 in JSON."""
 Bucket = Annotated[int, Field(ge=0, le=2**31, strict=False)]
-"""Elements of a buffer that DeepSpeed may allocate at once; the limit is four times its default of 5e8."""
+"""Elements of a buffer that DeepSpeed may allocate at once, in JSON also as 5e7; the limit is four times its default of
+5e8."""
 Scale = Annotated[float, Field(ge=0, le=2**127)]
 """A loss scale that fp32 can hold."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
@@ -75,8 +73,6 @@ class ZeroOptimization(Section):
     """Elements reduced at once."""
     allgather_bucket_size: Annotated[Bucket, Field(multiple_of=2)] | None = None
     """Elements gathered at once."""
-    stage3_max_live_parameters: Elements | None = None
-    """Stage 3: most elements a GPU holds before it releases some."""
     offload_optimizer: OffloadOptimizer | None = None
 
     @property
@@ -106,19 +102,6 @@ class Fp16(Switch):
     """Smallest dynamic loss scale."""
 
 
-class FlopsProfiler(Switch):
-    """`flops_profiler`."""
-
-    profile_step: Count | None = None
-    """Step to profile."""
-    module_depth: int | None = Field(default=None, ge=-1, le=MOST)
-    """Depth to which modules are printed; -1 for all."""
-    top_modules: Count | None = None
-    """Modules printed at each depth."""
-    detailed: bool | None = None
-    """Prints every module."""
-
-
 class DeepSpeedConfig(Section):
     """A whole DeepSpeed file; field names and meanings are DeepSpeed's."""
 
@@ -133,7 +116,6 @@ class DeepSpeedConfig(Section):
     bf16: Switch | None = None
     activation_checkpointing: Section | None = None
     """If set to {}, each layer keeps only its input and is computed again in the backward, with the same dropout."""
-    flops_profiler: FlopsProfiler | None = None
 
     @property
     def precision(self) -> str:
@@ -147,6 +129,7 @@ REFUSED_KEYS = {
     "checkpoint": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
     "tensorboard": "the run writes its own TensorBoard log",
     "csv_monitor": "the run writes metrics.jsonl",
+    "flops_profiler": "--dry_run counts FLOPs, and PyTorch's own profiler times each operation",
     "timers": "the run logs its own throughput",
     "dump_state": "the resolved configuration is in the run folder's deepspeed.json",
     "elasticity": "a run resumes with any number of ranks that divides its batch: just start it with them",

@@ -2,11 +2,13 @@
 
 A training step is `forward` and `backward` for each micro-batch, then one `update`. `full_state` gathers full tensors
 by name for a checkpoint, independent of ZeRO stage and world size. How gradients and states are divided among the
-ranks is the back end's affair (`plain.py`, `zero.py`).
+ranks is the back end's affair (`plain.py`, `zero.py`). `resume` and `optimizer_step` serve the loops of pre-training
+and fine-tuning.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from foundation.config import ConfigError
-from pretrain.engine.checkpoint import EngineState
+from pretrain.engine.checkpoint import EngineState, load, newest_valid
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.hardware import DTYPES, use_operations
 from pretrain.engine.optim import UNSCALED, AdamScale
@@ -26,6 +28,7 @@ Inputs = ParamSpec("Inputs")
 Output_co = TypeVar("Output_co", covariant=True)
 Model = TypeVar("Model", bound=nn.Module)
 Model_co = TypeVar("Model_co", covariant=True)
+Progress = TypeVar("Progress")
 
 
 class Runs(Protocol[Inputs, Output_co]):
@@ -74,7 +77,7 @@ class Engine(Generic[Model_co]):
         if cuda and config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             name = torch.cuda.get_device_name(world.device)
             raise ConfigError(f"bf16.enabled: {name} has no bf16; add --deepspeed_config ds_configs/zero1_fp16.json")
-        use_operations(world)
+        use_operations(world, partitioned=config.stage == 3)
         self.config, self.world, self.device, self.dtype = config, world, world.device, DTYPES[config.precision]
         for module in model.modules():
             if isinstance(module, Stack):
@@ -176,3 +179,51 @@ def backend_for(
             " --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
         ) from None
     return (Zero3 if config.stage == 3 else Zero12)(model, parameter_groups, config, world)
+
+
+def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
+    """Loads the newest intact checkpoint into the engine and returns the progress saved with it. Collective.
+
+    Without a checkpoint, the engine stays as it is and the progress is new.
+
+    Raises:
+        ConfigError: on every rank, as `checkpoint.all_valid`, or if the checkpoint is of another model.
+    """
+    problems: tuple[str, ...] = ()
+    state, extra = None, None
+    if engine.world.is_first:
+        try:
+            if checkpoint := newest_valid(folder):
+                state, extra = load(checkpoint)
+        except ConfigError as error:
+            problems = error.problems
+    problems, extra = engine.world.share([problems, extra])
+    if problems:
+        raise ConfigError(*problems)
+    if extra is None:
+        return progress()
+    engine.load_full_state(state)
+    return progress(**extra)
+
+
+def optimizer_step(
+    engine: Engine,
+    losses: Iterable[tuple[Tensor, Tensor]],
+    wishes: Callable[[], Sequence[bool]],
+    learning_rate: float,
+    scale: AdamScale = UNSCALED,
+) -> tuple[StepResult, float, list[bool]]:
+    """Runs the backward of each of this rank's micro-batches, then the update. Collective.
+
+    Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
+    Returns the result of the update, the sum of these values over all ranks, and for each of `wishes`, such as to stop,
+    whether any rank has it. One all-reduce, read just before the update, gives every rank the last two. Only there does
+    the host wait for the device, as DeepSpeed does at that point.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for loss, counted in losses:
+        engine.backward(loss)
+        total += counted
+    own = torch.tensor([*wishes()], dtype=total.dtype, device=engine.device)
+    loss_sum, *wishing = engine.sum_over_ranks(torch.cat([total[None], own])).tolist()
+    return engine.update(learning_rate, scale), loss_sum, [ranks > 0 for ranks in wishing]

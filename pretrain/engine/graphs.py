@@ -23,7 +23,6 @@ def unreplayable(config: EngineConfig, on_gpu: bool) -> Iterator[str]:
         "without a GPU": not on_gpu,
         "with ZeRO stage 3, which moves the weights": config.stage == 3,
         "with activation_checkpointing, which reads the random state on the host": config.recomputes,
-        "with flops_profiler, which runs at one step only": config.json.get("flops_profiler", {}).get("enabled"),
     }
     yield from (f"graphs: true {reason}; leave it out" for reason, holds in reasons.items() if holds)
 

@@ -1,13 +1,17 @@
-"""Chooses precision and operations by what this machine computes fastest: `--deepspeed_config auto`."""
+"""Chooses precision and operations by what this machine computes fastest (`--deepspeed_config auto`), and makes a GPU
+compute the same bits whenever the same command runs on the same kind of machine.
+"""
 
+import os
 import time
+from collections.abc import MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, shown
 from foundation.files import ROOT
 from foundation.machine import instructions, multiplies_bf16
 from pretrain.job.processes import World
@@ -23,6 +27,14 @@ LARGEST = 8192
 LONG_ENOUGH = 0.02
 """No larger product is tried after one that took this many seconds: measuring takes a tenth of a second."""
 REPEATS = 3
+REPEATABLE = {
+    "CUBLAS_WORKSPACE_CONFIG": ("cuBLAS", ":4096:8", ":16:8"),
+    "NCCL_ALGO": ("NCCL", "^NVLS,NVLSTree", "^NVLS", "Ring", "Tree"),
+}
+"""For each environment variable: its library, and the values that make it deterministic, the best first.
+
+With NVLS the switch between the GPUs sums in its own order; NVLSTree is NVLS for several machines.
+"""
 
 
 class Choice(NamedTuple):
@@ -76,12 +88,35 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(world: World | None = None) -> None:
-    """Replaces the functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective."""
+def use_operations(world: World | None = None, *, partitioned: bool = False) -> None:
+    """Replaces functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective.
+
+    With `partitioned` weights (ZeRO stage 3), no function needs a whole weight outside its own module.
+    """
     if torch.cuda.is_available():
-        cuda_ops.use(torch.cuda.get_device_capability())
+        cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
     else:
         cpu_ops.use(world.share(instructions()) if world else instructions())
+
+
+def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Chooses deterministic algorithms in this process and those it starts; call it before anything runs on the GPU.
+
+    From then on PyTorch raises a RuntimeError for an operation that has no deterministic form. A CPU computes the same
+    bits anyway, with the same number of threads.
+
+    Raises:
+        ConfigError: the environment sets a value with which cuBLAS or NCCL is not deterministic.
+    """
+    for name, (library, best, *others) in REPEATABLE.items():
+        if (got := environment.setdefault(name, best)) not in (best, *others):
+            raise ConfigError(
+                f"{name}: got {shown(got)} from the environment, expected {' or '.join((best, *others))}: with others"
+                f" {library} is not deterministic; unset it"
+            )
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 def product_speed(precision: str, device: torch.device) -> float:

@@ -38,8 +38,6 @@ class OptimConfig(StrictConfig):
     """Decoupled weight decay, except on LayerNorm and biases (google-research/electra; not in the paper)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for no clipping (google-research/electra; not in the paper)."""
-    multiplicative_warmup: bool = False
-    """The linear decay starts at the first update, times the warm-up, as in google-research/electra."""
     adam_bias_correction: bool = True
     """Adam's bias correction; google-research/electra has none: its first updates are up to sqrt(10) times as large."""
 
@@ -52,16 +50,11 @@ class OptimConfig(StrictConfig):
         return self
 
 
-def learning_rate(
-    step: int, *, base: float, warmup_steps: int, total_steps: int, multiplicative: bool = False
-) -> float:
+def learning_rate(step: int, *, base: float, warmup_steps: int, total_steps: int) -> float:
     """Returns the learning rate of the next update after `step` updates: linear warm-up, then linear decay.
 
     It is 0 only from `total_steps` on. It depends only on the number of updates, so a resume needs no stored state.
-    `multiplicative` is google-research/electra's schedule (`optimization.py`), whose first rate is 0.
     """
-    if multiplicative:
-        return base * max(0.0, 1 - step / total_steps) * min(1.0, step / max(1, warmup_steps))
     rising = (step + 1) / max(1, warmup_steps)
     falling = (total_steps - step) / (total_steps - warmup_steps)
     return base * max(0.0, min(rising, falling, 1.0))

@@ -1,26 +1,44 @@
-"""Converts settings and weights of BERT and MPNet, whose encoder is this project's, to ELECTRA's names."""
+"""Settings and weights of BERT and MPNet, whose encoder is this project's, under ELECTRA's names, and the way back to
+MPNet's.
 
+MPNet is the same network where embedding and hidden size are equal: layers, relative position bias and GELU agree. It
+has no segments and counts positions from 2. Wherever id 1 occurs it skips a position, as padding.
+
+Shape letters: P positions, H hidden size.
+"""
+
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from data_prep.tokens import WordPiece
 from pretrain.huggingface.folders import RELATIVE_MODEL_TYPE, STOCK_MODEL_TYPE
 
 CONVERTED = ("bert", "mpnet")
 """Values of `model_type`."""
-NAMES = {
+PADDING = 1
+"""The id of padding in MPNet's code, which ignores the configuration; positions start after it (fairseq's padding)."""
+MPNET_NAMES = {
+    "attention.self.query.": "attention.attn.q.",
+    "attention.self.key.": "attention.attn.k.",
+    "attention.self.value.": "attention.attn.v.",
+    "attention.output.dense.": "attention.attn.o.",
+    "attention.output.LayerNorm.": "attention.LayerNorm.",
+    "generator_predictions.dense.": "lm_head.dense.",
+    "generator_predictions.LayerNorm.": "lm_head.layer_norm.",
+    "generator_lm_head.bias": "lm_head.bias",
+}
+"""Parameter names of ELECTRA, and MPNet's."""
+ELECTRA_NAMES = {
     "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
     "LayerNorm.beta": "LayerNorm.bias",
-    "attention.attn.q.": "attention.self.query.",  # from here on MPNet's
-    "attention.attn.k.": "attention.self.key.",
-    "attention.attn.v.": "attention.self.value.",
-    "attention.attn.o.": "attention.output.dense.",
-    "attention.LayerNorm.": "attention.output.LayerNorm.",
+    **{theirs: ours for ours, theirs in MPNET_NAMES.items()},
 }
-UNUSED_POSITIONS = 2
-"""MPNet counts positions from 2; the rows before are never read (fairseq's padding)."""
+EMBEDDINGS = "electra.embeddings."
 
 
 def electra_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,24 +50,59 @@ def electra_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         positions = values.get("max_position_embeddings", 512)
         settings["model_type"] = RELATIVE_MODEL_TYPE
         if isinstance(positions, int):
-            settings["max_position_embeddings"] = positions - UNUSED_POSITIONS
+            settings["max_position_embeddings"] = positions - PADDING - 1
     return settings
 
 
 def electra_weights(weights: Mapping[str, Tensor], model_type: str) -> dict[str, Tensor]:
     """The encoder's weights of a BERT or MPNet under ELECTRA's names, without pooler and heads.
 
-    MPNet has no segments: both start at 0.
+    MPNet has no segment embeddings: both of ELECTRA's are zero.
     """
     own = {name.removeprefix(f"{model_type}."): weight for name, weight in weights.items()}
-    renamed = {}
-    for name, weight in own.items():
-        if name.startswith(("embeddings.", "encoder.")):
-            for theirs, ours in NAMES.items():
-                name = name.replace(theirs, ours)
-            renamed[f"electra.{name}"] = weight
-    positions = "electra.embeddings.position_embeddings.weight"
-    if model_type == "mpnet" and positions in renamed and renamed[positions].dim() == 2:  # else `fill` refuses it
-        renamed[positions] = renamed[positions][UNUSED_POSITIONS:]
-        renamed["electra.embeddings.token_type_embeddings.weight"] = torch.zeros(2, renamed[positions].shape[1])
-    return renamed
+    found = {
+        f"electra.{_renamed(name, ELECTRA_NAMES)}": weight
+        for name, weight in own.items()
+        if name.startswith(("embeddings.", "encoder."))
+    }
+    position_PH = found.get(f"{EMBEDDINGS}position_embeddings.weight")
+    if model_type == "mpnet" and position_PH is not None and position_PH.dim() == 2:  # else `fill` refuses it
+        found[f"{EMBEDDINGS}position_embeddings.weight"] = position_PH[PADDING + 1 :]
+        found[f"{EMBEDDINGS}token_type_embeddings.weight"] = torch.zeros(2, position_PH.shape[1])
+    return found
+
+
+def mpnet_weights(weights: Mapping[str, Tensor], pad: int, prefix: str) -> dict[str, Tensor]:
+    """The weights of a model of one segment under MPNet's names, `prefix` before the encoder's.
+
+    The vector of segment A is added to the positions. [PAD] and the token of id 1 exchange their ids. MPNet has no
+    discriminator head.
+    """
+    found = {name: weight for name, weight in weights.items() if not name.startswith("discriminator_predictions.")}
+    segments = found.pop(f"{EMBEDDINGS}token_type_embeddings.weight")
+    position_PH = found[f"{EMBEDDINGS}position_embeddings.weight"] + segments[0]
+    unused_H = torch.zeros_like(position_PH[: PADDING + 1])
+    found[f"{EMBEDDINGS}position_embeddings.weight"] = torch.cat((unused_H, position_PH))
+    for by_token in (f"{EMBEDDINGS}word_embeddings.weight", "generator_lm_head.bias"):
+        if by_token in found:
+            found[by_token] = found[by_token].clone()
+            found[by_token][[pad, PADDING]] = found[by_token][[PADDING, pad]]
+    names = {"electra.": prefix, **MPNET_NAMES}
+    return {_renamed(name, names): weight.contiguous() for name, weight in found.items()}
+
+
+def with_padding_at_1(word_piece: WordPiece) -> WordPiece:
+    """The tokenizer in which [PAD] and the token of id 1 have exchanged their ids."""
+    pad, settings = word_piece.special.pad, json.loads(word_piece.files()["tokenizer.json"])
+    exchanged = {word_piece.tokens[pad]: PADDING, word_piece.tokens[PADDING]: pad}
+    settings["model"]["vocab"] |= exchanged
+    for token in settings["added_tokens"]:
+        token["id"] = exchanged.get(token["content"], token["id"])
+    settings["added_tokens"].sort(key=lambda token: token["id"])
+    return WordPiece(Tokenizer.from_str(json.dumps(settings)))
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        name = name.replace(old, new)
+    return name

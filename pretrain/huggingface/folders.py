@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import ConfigDict, Field, create_model
@@ -135,21 +135,21 @@ def save_folder(
 
 
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> Encoder:
-    """Returns the encoder of an exported or stock ELECTRA, from a local folder or, if there is a network, the hub.
+    """Returns the encoder of an ELECTRA or ModernBERT, from a local folder or, if there is a network, the hub.
 
-    `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace `EncoderConfig` fields,
+    `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace fields of its configuration,
     such as dropout.
 
     Raises:
         ConfigError: no such folder, not an ELECTRA, or weights that do not fit the configuration.
     """
     local = find_folder(folder)
-    config = dataclasses.replace(read_encoder_config(local), **changes)
-    modern = isinstance(config, ModernConfig)
-    encoder: Encoder = ModernEncoder(config) if isinstance(config, ModernConfig) else ElectraEncoder(config)
+    config = dataclasses.replace(read_any_config(local), **changes)
+    encoder: Encoder = ModernEncoder(config) if isinstance(config, ModernConfig) else ElectraEncoder(cast(Any, config))
     if random_weights:
         return encoder
-    weights = unfolded(read_weights(local)) if modern else read_weights(local)
+    weights = read_weights(local)
+    weights = unfolded(weights) if isinstance(config, ModernConfig) else weights
     own = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
     if own:
         fill(nn.ModuleDict({"electra": encoder}), own, local)
@@ -187,15 +187,25 @@ def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
     return read_object(folder / name, "model", AGAIN)
 
 
-def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderSizes:
+def read_any_config(folder: Path) -> EncoderSizes:
+    """Returns the encoder configuration in a folder's `config.json`: an ELECTRA's or a ModernBERT's.
+
+    Raises:
+        ConfigError: it is neither, or one with settings that this implementation lacks.
+    """
+    values = read_config(folder)
+    if values.get("model_type") == MODEL_TYPE:
+        return read_modernbert(values, f"model: {folder / 'config.json'}")
+    return read_encoder_config(folder, values)
+
+
+def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:
     """Returns the encoder configuration in a folder's `config.json`, or in `settings` in its place.
 
     Raises:
         ConfigError: it is not an ELECTRA, or one with settings that this implementation lacks.
     """
     path, values = folder / "config.json", settings or read_config(folder)
-    if values.get("model_type") == MODEL_TYPE:
-        return read_modernbert(values, f"model: {path}")
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; name an ELECTRA model")
     try:
@@ -209,7 +219,7 @@ def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns the tensors in a folder's `model.safetensors`, or `pytorch_model.bin` if there is none, by name.
+    """Returns a folder's weights by name, from `model.safetensors` or, if there is none, from `pytorch_model.bin`.
 
     Only tensors are unpickled.
 
@@ -222,7 +232,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if not path.is_file():
         parts = (folder / "model.safetensors.index.json").is_file()
         raise ConfigError(
-            f"model: {folder} has its weights in several files; save the model in one, with max_shard_size"
+            f"model: {folder} has its weights in several files; save it as one, with a max_shard_size above its size"
             if parts
             else f"model: {folder} has no model.safetensors; save it in that format"
         )

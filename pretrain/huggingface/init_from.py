@@ -19,13 +19,14 @@ from pretrain.huggingface.conversion import CONVERTED, electra_settings, electra
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
-from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderSizes
 
 WORDS = "electra.embeddings.word_embeddings.weight"
 OUTPUT_MATRIX = "generator_lm_head.weight"
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
 """Fields set by the run, not by the models: dropout and initialization."""
+KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global_theta", "local_theta")
+"""Fields of one kind of encoder that its weights were trained with."""
 EXTENSIBLE = ("vocab_size", "max_position_embeddings")
 """Fields that may be larger in the run, whose tables are then extended."""
 PROBE = "\u00c9cole \u4e2d\u6587"
@@ -69,34 +70,30 @@ def find_models(names: Sequence[str]) -> Donors:
         raise ConfigError(
             f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR, one model, or a run folder"
         )
-    last = find_folder(names[-1])
-    if len(names) == 2:
-        first = find_folder(names[0])
-        if not is_generator(first) or is_generator(last):
-            raise ConfigError(
-                f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
-                " model of another class"
-            )
-        return read_generator(first), read_discriminator(last)
-    if is_generator(last):
-        return (read_generator(last),)
-    inside = last / "generator"
-    return (*([read_generator(inside)] if inside.is_dir() else []), read_discriminator(last))
+    donors = [read_model(find_folder(name)) for name in names]
+    if len(names) == 2 and [donor.role for donor in donors] != ["generator", "discriminator"]:
+        raise ConfigError(
+            f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
+            " model of another class"
+        )
+    inside = donors[0].folder / "generator"
+    if donors[0].role == "discriminator" and inside.is_dir():
+        donors.insert(0, read_model(find_folder(inside)))
+    return tuple(donors)
 
 
-def is_generator(folder: Path) -> bool:
-    """True if a folder holds an `ElectraForMaskedLM`; a BERT or MPNet initializes the discriminator."""
-    values = read_config(folder)
-    return values.get("model_type") not in CONVERTED and "ForMaskedLM" in str(values.get("architectures"))
-
-
-def read_generator(folder: Path) -> Donor:
-    """The `ElectraForMaskedLM` in a folder.
+def read_model(folder: Path) -> Donor:
+    """The model in a folder: a generator if it is an `ElectraForMaskedLM`, else a discriminator, of which an
+    `ElectraModel`, a BERT and an MPNet have only the encoder.
 
     Raises:
-        ConfigError: its output matrix is not its word embeddings, or it computes what is not computed here.
+        ConfigError: it is none of these, its output matrix is not its word embeddings, or it computes what is not
+            computed here.
     """
-    if not read_config(find_folder(folder)).get("tie_word_embeddings", True):
+    values = read_config(folder)
+    model_type = values.get("model_type")
+    predicts = model_type not in CONVERTED and "ForMaskedLM" in str(values.get("architectures"))
+    if predicts and not values.get("tie_word_embeddings", True):
         raise ConfigError(
             f"init_from: {folder} has tie_word_embeddings False, expected True: the output matrix is the word"
             " embeddings here; name a generator trained with tied embeddings"
@@ -104,33 +101,19 @@ def read_generator(folder: Path) -> Donor:
 
     def weights() -> dict[str, Tensor]:
         found = read_weights(folder)
-        output_matrix = found.pop(OUTPUT_MATRIX, None)
+        if model_type in CONVERTED:
+            return electra_weights(found, model_type)
+        output_matrix = found.pop(OUTPUT_MATRIX, None) if predicts else None
         if output_matrix is not None and WORDS in found and not torch.equal(output_matrix, found[WORDS]):
             raise ConfigError(
                 f"init_from: {OUTPUT_MATRIX} of {folder} differs from its word embeddings, which are the output"
                 " matrix here; name a generator trained with tied embeddings"
             )
-        return found
-
-    return Donor("generator", folder, read_encoder_config(folder), folder, weights)
-
-
-def read_discriminator(folder: Path) -> Donor:
-    """The `ElectraForPreTraining` in a folder, or the encoder of an `ElectraModel`, a BERT or an MPNet.
-
-    Raises:
-        ConfigError: it is none of these, or computes what is not computed here.
-    """
-    values = read_config(folder)
-
-    def weights() -> dict[str, Tensor]:
-        found = read_weights(folder)
-        if values["model_type"] in CONVERTED:
-            return electra_weights(found, values["model_type"])
         bare = not any(name.startswith("electra.") for name in found)  # an `ElectraModel`
         return {f"electra.{name}" if bare else name: weight for name, weight in found.items()}
 
-    return Donor("discriminator", folder, read_encoder_config(folder, electra_settings(values)), folder, weights)
+    config = read_encoder_config(folder, electra_settings(values))
+    return Donor("generator" if predicts else "discriminator", folder, config, folder, weights)
 
 
 def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
@@ -150,6 +133,11 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
                 " name one of them, or choose another objective"
             )
         generator, discriminator = None, known
+    if type(known) is not type(run.model.discriminator(vocab_size=1)):
+        raise ConfigError(
+            f"init_from: {donors[-1].folder} is another kind of encoder than model.backbone {run.model.backbone};"
+            " choose a preset with its kind"
+        )
     head_size = known.hidden_size // known.num_attention_heads
     heads = known.num_attention_heads
     if discriminator is None:
@@ -157,6 +145,7 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
     width = head_size * heads
     share = run.model.generator_hidden_size / run.model.hidden_size
     sizes = {
+        **{name: getattr(known, name) for name in KEPT if hasattr(known, name)},
         "layers": known.num_hidden_layers,
         "hidden_size": width,
         "heads": heads,
@@ -164,10 +153,8 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
         "embedding_size": known.embedding_size,
         "generator_hidden_size": generator.hidden_size if generator else head_size * max(1, round(heads * share)),
         "max_positions": known.max_position_embeddings,
-        "relative_position": known.relative_position,
-        "layer_norm_eps": known.layer_norm_eps,
     }
-    model = ModelConfig.from_values(run.model.model_dump() | sizes, f"init_from: {donors[-1].folder}")
+    model = type(run.model).from_values(run.model.model_dump() | sizes, f"init_from: {donors[-1].folder}")
     return run.model_copy(update={"model": model})
 
 

@@ -1,4 +1,5 @@
-"""ELECTRA with T5's relative position bias, as Hugging Face models: plain PyTorch, in one file.
+"""ELECTRA with T5's relative position bias, as Hugging Face models, in one file: the encoder in plain PyTorch, with
+Hugging Face's own heads.
 
 Load it from a model folder that carries this file:
 
@@ -7,75 +8,38 @@ Load it from a model folder that carries this file:
 Parameter names are Hugging Face's ELECTRA's, plus one table of relative positions,
 `encoder.relative_attention_bias.weight`. With that table at zero the models compute what ELECTRA's do.
 
-Shape letters: B batch, C choices, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward
-size, V vocabulary, K labels, T starts or ends of a beam, X any last dimension.
+Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
+T starts or ends of a beam, X any last dimension.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    MaskedLMOutput,
-    ModelOutput,
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
+from transformers import (
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForMultipleChoice,
+    ElectraForPreTraining,
+    ElectraForQuestionAnswering,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+    ElectraPreTrainedModel,
 )
-from transformers.models.electra.modeling_electra import ElectraForPreTrainingOutput
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput, ModelOutput
+from transformers.models.electra.modeling_electra import ElectraIntermediate, ElectraOutput, ElectraSelfOutput
+from transformers.utils import can_return_tuple
 
 
-class ElectraSamplerConfig(PretrainedConfig):
-    """Sizes and dropout; names and defaults are `ElectraConfig`'s, plus T5's two for relative positions."""
+class ElectraSamplerConfig(ElectraConfig):
+    """Sizes and dropout of `ElectraConfig`, plus T5's two for relative positions."""
 
     model_type = "electra_sampler"
-
-    def __init__(
-        self,
-        vocab_size: int = 30_522,
-        embedding_size: int = 128,
-        hidden_size: int = 256,
-        num_hidden_layers: int = 12,
-        num_attention_heads: int = 4,
-        intermediate_size: int = 1024,
-        max_position_embeddings: int = 512,
-        type_vocab_size: int = 2,
-        hidden_dropout_prob: float = 0.1,
-        attention_probs_dropout_prob: float = 0.1,
-        classifier_dropout: float | None = None,
-        initializer_range: float = 0.02,
-        layer_norm_eps: float = 1e-12,
-        relative_attention_num_buckets: int = 32,
-        relative_attention_max_distance: int = 128,
-        pad_token_id: int | None = 0,
-        tie_word_embeddings: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.embedding_size = embedding_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.max_position_embeddings = max_position_embeddings
-        self.type_vocab_size = type_vocab_size
-        self.hidden_dropout_prob = hidden_dropout_prob
-        self.attention_probs_dropout_prob = attention_probs_dropout_prob
-        self.classifier_dropout = classifier_dropout
-        self.initializer_range = initializer_range
-        self.layer_norm_eps = layer_norm_eps
-        self.relative_attention_num_buckets = relative_attention_num_buckets
-        self.relative_attention_max_distance = relative_attention_max_distance
-        super().__init__(**kwargs)
-        self.pad_token_id = pad_token_id
-        self.tie_word_embeddings = tie_word_embeddings
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
 
 
 class Embeddings(nn.Module):
@@ -165,33 +129,19 @@ class Heads(nn.Module):
         return context_BLND.flatten(2), weights_BNLL
 
 
-class ResidualOutput(nn.Module):
-    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer."""
-
-    def __init__(self, in_features: int, config: ElectraSamplerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:
-        return self.LayerNorm(residual_BLH + self.dropout(self.dense(x_BLX)))
-
-
 class Layer(GradientCheckpointingLayer):
     """Self-attention and feed-forward, each followed by dropout, residual and LayerNorm (post-norm, as BERT)."""
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__()
-        self.attention = nn.ModuleDict({"self": Heads(config), "output": ResidualOutput(config.hidden_size, config)})
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, config.intermediate_size)})
-        self.output = ResidualOutput(config.intermediate_size, config)
+        self.attention = nn.ModuleDict({"self": Heads(config), "output": ElectraSelfOutput(config)})
+        self.intermediate = ElectraIntermediate(config)
+        self.output = ElectraOutput(config)
 
     def forward(self, hidden_BLH: Tensor, bias: Tensor, eager: bool) -> tuple[Tensor, Tensor | None]:
         context_BLH, weights_BNLL = self.attention["self"](hidden_BLH, bias, eager)
         attended_BLH = self.attention["output"](context_BLH, hidden_BLH)
-        expanded_BLF = F.gelu(self.intermediate["dense"](attended_BLH))
-        return self.output(expanded_BLF, attended_BLH), weights_BNLL
+        return self.output(self.intermediate(attended_BLH), attended_BLH), weights_BNLL
 
 
 class Encoder(nn.Module):
@@ -203,49 +153,27 @@ class Encoder(nn.Module):
         self.relative_attention_bias = RelativePositionBias(config)
 
 
-class ElectraSamplerPreTrainedModel(PreTrainedModel):
-    """Loading, saving, initialization, and the form of outputs."""
-
-    output: type[ModelOutput]
-    """Output of a model with a head."""
+class ElectraSamplerPreTrainedModel(ElectraPreTrainedModel):
+    """Loading, saving and initialization."""
 
     config_class = ElectraSamplerConfig
-    base_model_prefix = "electra"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
+    _supports_flash_attn = False  # no other attention takes a learned bias
+    _supports_flex_attn = False
+    _supports_attention_backend = False
     _no_split_modules = ["Embeddings", "Layer"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initializes what a checkpoint lacks, such as a new head, as google-research/electra does; the table as T5."""
-        deviation = self.config.initializer_range
+        """Initializes what a checkpoint lacks, such as a new head, as Hugging Face's ELECTRA does; the table as T5."""
+        super()._init_weights(module)
         if isinstance(module, RelativePositionBias):
             nn.init.normal_(module.weight, std=self.config.hidden_size**-0.5)
-        elif isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.trunc_normal_(module.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base_model.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.base_model.embeddings.word_embeddings = value
-
-    def as_asked(self, output: ModelOutput, return_dict: bool | None) -> ModelOutput | tuple:
-        """The output by name, or the tuple of the fields that it has."""
-        by_name = self.config.return_dict if return_dict is None else return_dict
-        return output if by_name else output.to_tuple()
-
-    def answer(
-        self, encoded: BaseModelOutput, return_dict: bool | None, **fields: Tensor | None
-    ) -> ModelOutput | tuple:
-        """The head's fields, with the encoder's states and attentions where they were asked for."""
-        states = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
-        return self.as_asked(self.output(**fields, **states), return_dict)
 
 
 class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
@@ -259,6 +187,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         self.encoder = Encoder(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -268,8 +197,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple:
+    ) -> BaseModelOutput:
         """Ids [B, L], or word embeddings [B, L, E], to `last_hidden_state` [B, L, H].
 
         `attention_mask` is 1 where a position is visible: [B, L], or [B, L, L] per query; floats of [B, 1, L, L] are
@@ -304,12 +232,11 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
             if output_hidden_states:
                 states.append(hidden_BLX)
             weights.append(weights_BNLL)
-        output = BaseModelOutput(
+        return BaseModelOutput(
             last_hidden_state=hidden_BLX,
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(weights) if output_attentions else None,
         )
-        return self.as_asked(output, return_dict)
 
     @staticmethod
     def _masked(bias_BNLL: Tensor, mask: Tensor | None) -> Tensor:
@@ -324,241 +251,36 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
 
 
 class ElectraSamplerWithHead(ElectraSamplerPreTrainedModel):
-    """Encoder and task head: logits, and their loss if there are labels."""
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.electra = ElectraSamplerModel(config)
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> ModelOutput | tuple:
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.electra(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        logits = self.scores(encoded.last_hidden_state)
-        loss = None if labels is None else self.loss(logits, labels, attention_mask)
-        return self.answer(encoded, return_dict, loss=loss, logits=logits)
-
-
-class DiscriminatorHead(nn.Module):
-    """dense(GELU(dense(h))): [B, L, H] -> [B, L]."""
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = nn.Linear(config.hidden_size, 1)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        return self.dense_prediction(F.gelu(self.dense(hidden_BLH))).squeeze(-1)
-
-
-class ElectraSamplerForPreTraining(ElectraSamplerWithHead):
-    """The discriminator, `AutoModelForPreTraining`: logits [B, L], above 0 where a token looks replaced.
-
-    `labels` are 1 there; positions that a mask of [B, L] hides do not count.
-    """
-
-    output = ElectraForPreTrainingOutput
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.discriminator_predictions = DiscriminatorHead(config)
-        self.post_init()
-
-    def scores(self, hidden_BLH: Tensor) -> Tensor:
-        return self.discriminator_predictions(hidden_BLH)
-
-    def loss(self, logits_BL: Tensor, labels_BL: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None and mask.dim() == 2:
-            logits_BL, labels_BL = logits_BL[mask.bool()], labels_BL[mask.bool()]
-        return F.binary_cross_entropy_with_logits(logits_BL, labels_BL.to(logits_BL.dtype))
-
-
-class VocabularyTransform(nn.Module):
-    """LayerNorm(GELU(dense(h))): [B, L, H] -> [B, L, E]."""
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
-        self.LayerNorm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        return self.LayerNorm(F.gelu(self.dense(hidden_BLH)))
-
-
-class ElectraSamplerForMaskedLM(ElectraSamplerWithHead):
-    """The generator or a masked language model, `AutoModelForMaskedLM`: logits [B, L, V].
-
-    The output matrix is the word embeddings. `labels` are ids, -100 where none is asked for.
-    """
-
-    output = MaskedLMOutput
-    _tied_weights_keys = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.generator_predictions = VocabularyTransform(config)
-        self.generator_lm_head = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.generator_lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.generator_lm_head = value
-
-    def scores(self, hidden_BLH: Tensor) -> Tensor:
-        return self.generator_lm_head(self.generator_predictions(hidden_BLH))
-
-    def loss(self, logits_BLV: Tensor, labels_BL: Tensor, mask: Tensor | None) -> Tensor:
-        return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten())
-
-
-class ClassificationHead(nn.Module):
-    """dense(GELU(dense(h))) of the first token, with dropout: [B, L, H] -> [B, K]."""
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = classifier_dropout(config)
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        transformed_BH = F.gelu(self.dense(self.dropout(hidden_BLH[:, 0])))
-        return self.out_proj(self.dropout(transformed_BH))
-
-
-class ElectraSamplerForSequenceClassification(ElectraSamplerWithHead):
-    """`AutoModelForSequenceClassification`: logits [B, K].
-
-    The loss is `config.problem_type`'s; where that is not set, mean squared error of one label, cross-entropy of
-    `labels` that are whole numbers, and binary cross-entropy of others.
-    """
-
-    output = SequenceClassifierOutput
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.classifier = ClassificationHead(config)
-        self.post_init()
-
-    def scores(self, hidden_BLH: Tensor) -> Tensor:
-        return self.classifier(hidden_BLH)
-
-    def loss(self, logits_BK: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-        problem = self.config.problem_type
-        if problem is None:
-            single = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
-            problem = "regression" if self.num_labels == 1 else single
-        if problem == "single_label_classification":
-            return F.cross_entropy(logits_BK, labels.flatten())
-        if problem == "regression":
-            return F.mse_loss(logits_BK, labels.view_as(logits_BK).to(logits_BK.dtype))
-        return F.binary_cross_entropy_with_logits(logits_BK, labels.to(logits_BK.dtype))
-
-
-class ElectraSamplerForTokenClassification(ElectraSamplerWithHead):
-    """`AutoModelForTokenClassification`: logits [B, L, K]; `labels` are -100 where none is asked for."""
-
-    output = TokenClassifierOutput
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.dropout = classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    def scores(self, hidden_BLH: Tensor) -> Tensor:
-        return self.classifier(self.dropout(hidden_BLH))
-
-    def loss(self, logits_BLK: Tensor, labels_BL: Tensor, mask: Tensor | None) -> Tensor:
-        return F.cross_entropy(logits_BLK.flatten(0, 1), labels_BL.flatten())
-
-
-class ElectraSamplerForMultipleChoice(ElectraSamplerWithHead):
-    """`AutoModelForMultipleChoice`: inputs [B, C, L] to logits [B, C]; `labels` [B] are the right choices."""
-
-    output = MultipleChoiceModelOutput
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__(config)
-        self.sequence_summary = nn.ModuleDict({"summary": nn.Linear(config.hidden_size, config.hidden_size)})
-        self.dropout = classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> MultipleChoiceModelOutput | tuple:
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
-        encoded = self.electra(*flat, output_attentions, output_hidden_states, return_dict=True)
-        choices = next(tensor.shape[1] for tensor in (input_ids, inputs_embeds) if tensor is not None)
-        summary = F.gelu(self.sequence_summary["summary"](encoded.last_hidden_state[:, 0]))
-        logits_BC = self.classifier(self.dropout(summary)).view(-1, choices)
-        loss = None if labels is None else F.cross_entropy(logits_BC, labels)
-        return self.answer(encoded, return_dict, loss=loss, logits=logits_BC)
-
-
-class ElectraSamplerForQuestionAnswering(ElectraSamplerPreTrainedModel):
-    """`AutoModelForQuestionAnswering`: logits [B, L] of an answer's first and last token.
-
-    The loss is the mean of both cross-entropies; a position beyond the sequence does not count.
-    """
-
-    output = QuestionAnsweringModelOutput
+    """A task head of Hugging Face's ELECTRA, which subclasses name second, on this encoder."""
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
         self.electra = ElectraSamplerModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        start_positions: Tensor | None = None,
-        end_positions: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> QuestionAnsweringModelOutput | tuple:
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.electra(*inputs, output_attentions, output_hidden_states, return_dict=True)
-        start_BL, end_BL = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            length = start_BL.shape[1]
-            losses = [
-                F.cross_entropy(logits_BL, positions.flatten().clamp(0, length), ignore_index=length)
-                for logits_BL, positions in ((start_BL, start_positions), (end_BL, end_positions))
-            ]
-            loss = torch.stack(losses).mean()
-        logits = {"start_logits": start_BL.contiguous(), "end_logits": end_BL.contiguous()}
-        return self.answer(encoded, return_dict, loss=loss, **logits)
+
+class ElectraSamplerForPreTraining(ElectraSamplerWithHead, ElectraForPreTraining):
+    """The discriminator, `AutoModelForPreTraining`: logits [B, L], above 0 where a token looks replaced."""
+
+
+class ElectraSamplerForMaskedLM(ElectraSamplerWithHead, ElectraForMaskedLM):
+    """The generator or a masked language model, `AutoModelForMaskedLM`; the output matrix is the word embeddings."""
+
+
+class ElectraSamplerForSequenceClassification(ElectraSamplerWithHead, ElectraForSequenceClassification):
+    """`AutoModelForSequenceClassification`."""
+
+
+class ElectraSamplerForTokenClassification(ElectraSamplerWithHead, ElectraForTokenClassification):
+    """`AutoModelForTokenClassification`."""
+
+
+class ElectraSamplerForQuestionAnswering(ElectraSamplerWithHead, ElectraForQuestionAnswering):
+    """`AutoModelForQuestionAnswering`."""
+
+
+class ElectraSamplerForMultipleChoice(ElectraSamplerWithHead, ElectraForMultipleChoice):
+    """`AutoModelForMultipleChoice`."""
 
 
 class PairScorer(nn.Module):
@@ -613,14 +335,13 @@ class ElectraSamplerForJointQuestionAnswering(ElectraSamplerPreTrainedModel):
     `token_type_ids` are 1 in the paragraph: an answer lies there, or is [CLS].
     """
 
-    output = JointQuestionAnsweringOutput
-
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
         self.electra = ElectraSamplerModel(config)
         self.span_head = JointSpanHead(config)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -630,8 +351,7 @@ class ElectraSamplerForJointQuestionAnswering(ElectraSamplerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> JointQuestionAnsweringOutput | tuple:
+    ) -> JointQuestionAnsweringOutput:
         if token_type_ids is None:
             raise ValueError("got no token_type_ids, expected 0 in the question and 1 in the paragraph")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
@@ -649,16 +369,12 @@ class ElectraSamplerForJointQuestionAnswering(ElectraSamplerPreTrainedModel):
         state_BTH = torch.take_along_dim(hidden_BLH, start_BT[:, :, None], dim=1)
         end_BTL = self.span_head.end(state_BTH[:, :, None], hidden_BLH[:, None]).float()
         end_log_p_BTT, end_BTT = end_BTL.masked_fill(~allowed_BL[:, None], -math.inf).log_softmax(2).topk(beam)
-        return self.answer(
-            encoded,
-            return_dict,
+        return JointQuestionAnsweringOutput(
             start_top_log_probs=start_log_p_BT,
             start_top_index=start_BT,
             end_top_log_probs=end_log_p_BTT.flatten(1),
             end_top_index=end_BTT.flatten(1),
             cls_logits=self.span_head.unanswerable(hidden_BLH[:, 0], likely_BH).float(),
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
         )
-
-
-def classifier_dropout(config: ElectraSamplerConfig) -> nn.Dropout:
-    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)

@@ -27,7 +27,9 @@ COMMUNICATION_TIMEOUT = timedelta(minutes=30)
 BACKLOG = 4096
 """Pending connections that the store's socket accepts (PyTorch's value for its store)."""
 KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
-"""Values for glibc's M_TRIM_THRESHOLD (bytes) and M_MMAP_MAX (blocks outside the heap); see malloc.h, mallopt(3)."""
+"""Values for glibc's M_TRIM_THRESHOLD (bytes) and M_MMAP_MAX (blocks outside the heap), see mallopt(3): freed memory is
+kept for later tensors. By default it returns every large block to the system at once, and each step has to map and
+clear new ones: a tenth to a fifth of a small model's step (docs/evidence/speed.md)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ def start_processes() -> World:
     else:
         if "OMP_NUM_THREADS" not in os.environ:  # the ranks share the cores: more threads would only queue
             torch.set_num_threads(max(1, cores() // local_ranks()))
-        _keep_memory()
+        with suppress(AttributeError):  # another C library
+            for setting, value in KEPT_MEMORY.items():
+                ctypes.CDLL(None).mallopt(setting, value)
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if cuda else "gloo",
@@ -108,10 +112,9 @@ def _meet(rank: int, world_size: int) -> Store:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Opens the listening socket of the job's store: on the interface with this address, if it is one.
+    """Opens the listening socket of the job's store: on the interface with this address, if it is one, else on all.
 
-    Otherwise on all interfaces: a name can mean another address on the other hosts, and no interface here has an
-    address that is translated on the way (NAT).
+    A name can mean another address on the other hosts, and an address may be translated on the way (NAT).
 
     Raises:
         ConfigError: the port is taken, or the system refuses it.
@@ -132,17 +135,6 @@ def listen(address: str, port: int) -> socket.socket:
 def local_ranks() -> int:
     """Number of the job's ranks on this machine."""
     return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
-
-
-def _keep_memory() -> None:
-    """Makes glibc keep freed memory and reuse it for later tensors.
-
-    By default it returns every large block to the system at once, and each step has to map and clear new ones, which
-    takes a tenth to a fifth of a small model's step (docs/evidence/speed.md). Does nothing with other C libraries.
-    """
-    with suppress(AttributeError):
-        for setting, value in KEPT_MEMORY.items():
-            ctypes.CDLL(None).mallopt(setting, value)
 
 
 def leave(code: int) -> NoReturn:

@@ -73,7 +73,7 @@ def read_records(folder: Path) -> list[EndRecord]:
 
 
 def first_cause(records: Sequence[EndRecord]) -> EndRecord | None:
-    """Returns the end of the rank that probably ended the job; `None` if all ended normally."""
+    """Returns the record of the rank that probably ended the job; `None` if every rank is done or was stopped."""
     causes = [end for end in records if end.reason in CAUSES]
     return min(causes, key=lambda end: (CAUSES.index(end.reason), end.time), default=None)
 
@@ -114,12 +114,10 @@ def printable_lines(text: str) -> str:
 
 
 class Both(io.TextIOBase):
-    """A stream that also writes its text to a log, unbuffered, so that a killed process loses nothing.
+    """A stream, if not None, that also writes its text to a log, unbuffered: a killed process loses nothing.
 
     Parts of the output come from outside: names of hosts and files, messages of other ranks. So control characters are
     escaped, and none reaches a terminal, here or where the log is read.
-
-    With `stream` None, writes only to the log.
     """
 
     def __init__(self, stream: IO[str] | None, log: IO[str]) -> None:
@@ -129,14 +127,14 @@ class Both(io.TextIOBase):
         shown = printable_lines(text)
         with contextlib.suppress(OSError):  # full disk; the text stays buffered until there is room
             self._log.write(shown)
-        with contextlib.suppress(BrokenPipeError):  # the reader has ended; the rank must still save
-            if self._stream:
+        if self._stream:
+            with contextlib.suppress(BrokenPipeError):  # the reader has ended; the rank must still save
                 self._stream.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            if self._stream:
+        if self._stream:
+            with contextlib.suppress(BrokenPipeError):
                 self._stream.flush()
 
     def isatty(self) -> bool:

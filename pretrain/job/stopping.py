@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from foundation.command_line import printable
@@ -31,9 +31,7 @@ class StopRequest:
         self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -49,12 +47,6 @@ class StopRequest:
 
     def withdraw(self, say: Callable[[str], None]) -> None:
         """Removes the `stop` file at the end of a run, so that it does not stop the next one."""
-        try:
+        with suppress(FileNotFoundError):
             self._file.unlink()
             say(f"removed {self._file}, so that the next start can run")
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            say(
-                f"WARNING: {self._file} cannot be removed ({error.strerror}); remove it, or it will stop the next start"
-            )

@@ -102,8 +102,6 @@ class HPDist(SamplingHead):
         name: Literal["hp_dist"] = "hp_dist"
         mixture: float = Field(default=0.0, ge=0, lt=1)
         """Samples from (1 - mixture) p_S + mixture p_G, which bounds the importance ratio p_G/q by 1/mixture."""
-        ratio_clip: float | None = Field(default=None, gt=0, le=1e30)
-        """Largest importance ratio p_G/q in L_S; clipping moves the optimum away from the paper's p_S."""
 
         @property
         def cost(self) -> Cost:
@@ -125,8 +123,8 @@ class HPDist(SamplingHead):
         if self.objective.mixture:
             q = q.mixed(prediction.p, self.objective.mixture)
         drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
-        log_p_S_BK, clip = p_S.log_p(drawn.tokens_BK), self.objective.ratio_clip
-        return drawn, lambda d_BK, loss_D_BK: hp_dist_sampler_loss(log_p_S_BK, drawn.log_ratio_BK, loss_D_BK, clip)
+        log_p_S_BK = p_S.log_p(drawn.tokens_BK)
+        return drawn, lambda d_BK, loss_D_BK: hp_dist_sampler_loss(log_p_S_BK, drawn.log_ratio_BK, loss_D_BK)
 
 
 def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:
@@ -134,16 +132,10 @@ def hp_loss_sampler_loss(z_sampled: Tensor, d: Tensor) -> Tensor:
     return (torch.sigmoid(z_sampled) - torch.sigmoid(-d.detach())) ** 2
 
 
-def hp_dist_sampler_loss(
-    log_p_S: Tensor, log_ratio: Tensor, discriminator_loss: Tensor, ratio_clip: float | None = None
-) -> Tensor:
+def hp_dist_sampler_loss(log_p_S: Tensor, log_ratio: Tensor, discriminator_loss: Tensor) -> Tensor:
     """Returns HP_Dist's L_S = -(p_G / p_S) L_D log p_S at the sampled tokens; the ratio and L_D are detached.
 
     `log_ratio` is the log of p_G over the distribution that x' was drawn from, which is p_S in the paper. For any such
-    distribution, the expected gradient equals the gradient of the cross-entropy of p_S relative to p_G L_D, unless a
-    ratio is clipped.
+    distribution, the expected gradient equals the gradient of the cross-entropy of p_S relative to p_G L_D.
     """
-    ratio = torch.exp(log_ratio.detach())
-    if ratio_clip is not None:
-        ratio = ratio.clamp(max=ratio_clip)
-    return -(ratio * discriminator_loss.detach()) * log_p_S
+    return -(torch.exp(log_ratio.detach()) * discriminator_loss.detach()) * log_p_S

@@ -126,7 +126,7 @@ def key_backward(
     L, N, span, dropped, factor,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of a tile's keys and of their values. What it computes at padding is not written."""
+    """Writes the gradients of one tile of keys and of their values; at padding it writes zeros."""
     column, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)

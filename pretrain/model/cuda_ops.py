@@ -15,11 +15,15 @@ from torch.autograd.function import once_differentiable
 from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
+PLAIN_LINEARS, PLAIN_SOFTMAX = ops.linears, ops.softmax
 
 
-def use(capability: tuple[int, int]) -> None:
+def use(capability: tuple[int, int], partitioned: bool = False) -> None:
     """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability can run them and
     Triton is installed.
+
+    With `partitioned` weights (ZeRO stage 3) those that use weights outside their own modules stay plain: a weight
+    exists only while its module runs.
     """
     if capability < LEAST_CAPABILITY or find_spec("triton") is None:
         return
@@ -27,16 +31,18 @@ def use(capability: tuple[int, int]) -> None:
     from pretrain.model.triton_elementwise import gelu_linear, norm_residual
     from pretrain.model.triton_vocabulary import softmax
 
-    for form in (attend, attention_bias, gelu_linear, linears, norm_residual, softmax):
+    for form in (attend, attention_bias, gelu_linear, norm_residual):
         setattr(ops, form.__name__, form)
+    ops.linears = PLAIN_LINEARS if partitioned else linears
+    ops.softmax = PLAIN_SOFTMAX if partitioned else softmax
 
 
 def linears(input_XI: Tensor, layers: Sequence[ops.Linear]) -> tuple[Tensor, ...]:
     """Computes `ops.linears`: the layers' gradients in 5 launches instead of 11 for three of them."""
-    weights = [layer.weight for layer in layers]
-    if hasattr(weights[0], "ds_id") or torch.compiler.is_compiling():  # at ZeRO stage 3 each layer fetches its weight
-        return tuple(layer(input_XI) for layer in layers)
-    outputs: tuple[Tensor, ...] = _Linears.apply(input_XI, *weights, *(layer.bias for layer in layers))
+    if torch.compiler.is_compiling():
+        return PLAIN_LINEARS(input_XI, layers)
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    outputs: tuple[Tensor, ...] = _Linears.apply(input_XI, *weights, *biases)
     return outputs
 
 

@@ -1,7 +1,7 @@
 """Distributions over the vocabulary at the masked positions: one interface with two forms.
 
-`Dense` holds every token's weight; it is what the paper's formulas say, and what a CPU computes. The other form is
-`triton_vocabulary.Softmax`, which never holds all scores at once; `ops.softmax` chooses it where a GPU can.
+`Dense` holds every token's weight; it is what the paper's formulas say, and what a CPU computes. The other form, in
+`triton_vocabulary`, never holds all scores at once; `ops.softmax` chooses it where a GPU can.
 
 Everything runs in fp32 or wider. Only `log_p` has a gradient: the paper does not differentiate through sampling
 (section 3.2). Weights are unnormalized probabilities; the largest of each row must be a normal number (not subnormal).
@@ -10,6 +10,7 @@ Shape letters: X any leading dimensions, V vocabulary, R rows, N blocks per row,
 Tensors [X, V] are the largest of a step, so each is made once and updated in place.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -41,58 +42,84 @@ class Scores(Protocol):
         """Returns the scores of every token, [X, V]."""
 
 
-class Distribution(Protocol):
-    """A distribution over the vocabulary for each position [X]."""
+class Distribution(ABC):
+    """A distribution over the vocabulary for each position [X]. What a form does not define, its dense form computes.
+
+    Attributes:
+        sum_XN: sums of the weights by block.
+        size: number of tokens.
+    """
+
+    sum_XN: Tensor
+    size: int
+
+    @abstractmethod
+    def dense(self) -> "Dense":
+        """Returns the distribution with every token's weight."""
+
+    @abstractmethod
+    def block(self, block_X1: Tensor) -> Tensor:
+        """Returns the weights in one block of each row, [X, S], from its number, [X, 1]; 0 beyond the last token."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Returns the entropy in nats, [X]; it costs a pass over the vocabulary."""
+
+    @property
+    @abstractmethod
+    def log_largest_X(self) -> Tensor:
+        """The log-probability of the most likely token, without gradient."""
 
     @property
     def top_X(self) -> Tensor:
         """The most likely token."""
-
-    @property
-    def log_largest_X(self) -> Tensor:
-        """The log-probability of the most likely token, without gradient."""
+        return self.dense().top_X
 
     def log_p(self, ids_X: Tensor) -> Tensor:
         """Returns the log-probability of one token per row, [X]; differentiable if the distribution has scores."""
+        return self.dense().log_p(ids_X)
 
     def log_at(self, ids_X: Tensor) -> Tensor:
         """Returns `log_p` without gradient, [X]; probabilities are at least the smallest normal number."""
+        return self.log_p(ids_X).detach()
 
     def detach(self) -> "Distribution":
         """Returns the distribution without its scores, whose memory may then be freed."""
+        return self
 
-    def entropy(self) -> Tensor:
-        """Returns the entropy in nats, [X]; it costs a pass over the vocabulary."""
-
+    @torch.no_grad()
     def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
         """Draws a token per row by inverse CDF; returns the tokens and their log-probabilities, both [X].
 
-        If weights are not finite, an arbitrary valid token is drawn with probability NaN: the error then shows as a
-        non-finite loss, not as an index out of range.
+        If a row's weights are not finite, the token drawn is arbitrary but valid, and its log-probability is NaN: the
+        error shows as a non-finite loss, not as an index out of range.
         """
+        tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)
+        return tokens_X, (weight_X / (total_X + 0 * total_X)).log()  # infinity becomes NaN
 
     def tempered(self, temperature: float) -> "Distribution":
         """Returns the distribution proportional to p^(1/T)."""
+        return self if temperature == 1 else self.dense().tempered(temperature)
 
     def without(self, ids_X: Tensor) -> "Distribution":
         """Returns the distribution without one token per row (google-research/electra `disallow_correct`).
 
         If all other tokens had weight zero, they become equally likely.
         """
+        return self.dense().without(ids_X)
 
     def mixed(self, other: "Distribution", share: float) -> "Distribution":
         """Returns (1 - share) p + share other, of which `other` is a softmax."""
+        return self.dense().mixed(other, share)
 
     def weighed(
         self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
     ) -> "Distribution":
         """Returns the distribution proportional to p L_hat^exponent, L_hat from z: HP_Loss's, as `hp_loss_weights`."""
-
-    def dense(self) -> "Dense":
-        """Returns the distribution with every token's weight."""
+        return self.dense().weighed(z, original_X, exponent, least)
 
 
-class Dense:
+class Dense(Distribution):
     """A distribution by the weight of every token, [X, V].
 
     Attributes:
@@ -102,25 +129,32 @@ class Dense:
 
     def __init__(self, weights_XV: Tensor, normalized: bool = False, scores_XV: Tensor | None = None) -> None:
         self.weights_XV, self.normalized, self._scores_XV = weights_XV, normalized, scores_XV
+        self.size = weights_XV.shape[-1]
 
     @classmethod
     def softmax(cls, scores_XV: Tensor) -> "Dense":
         """Returns the softmax of the scores, through which `log_p` has its gradient."""
         return cls(scores_XV.detach().softmax(-1), True, scores_XV)
 
+    def dense(self) -> "Dense":
+        return self
+
     @cached_property
     def top_X(self) -> Tensor:
         return largest(self.weights_XV if self._scores_XV is None else self._scores_XV)
 
     @cached_property
-    def _sum_XN(self) -> Tensor:
+    def sum_XN(self) -> Tensor:  # type: ignore[override]  # mypy takes a cached property for one that cannot be set
         return _by_block(torch.sum, self.weights_XV)
 
     @cached_property
     def total_X(self) -> Tensor:
         """Sum of the weights, NaN if it is infinite."""
-        total_X = _cumulative_sum(self._sum_XN)[..., -1]
+        total_X = _cumulative_sum(self.sum_XN)[..., -1]
         return total_X + 0 * total_X
+
+    def block(self, block_X1: Tensor) -> Tensor:
+        return _block(self.weights_XV, block_X1, fill=0.0)
 
     @property
     def log_largest_X(self) -> Tensor:
@@ -145,12 +179,6 @@ class Dense:
         return entropy(self.weights_XV)
 
     @torch.no_grad()
-    def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
-        block = partial(_block, self.weights_XV, fill=0.0)
-        tokens_X, _, weight_X = draw_in_blocks(self._sum_XN, block, self.weights_XV.shape[-1], uniform_X)
-        return tokens_X, (weight_X / self.total_X).log()
-
-    @torch.no_grad()
     def tempered(self, temperature: float) -> "Dense":
         """Scales each row's largest weight to 1."""
         if temperature == 1:
@@ -170,9 +198,6 @@ class Dense:
     @torch.no_grad()
     def weighed(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> "Dense":
         return Dense(hp_loss_weights(self.weights_XV, z.all(), original_X, exponent, least))
-
-    def dense(self) -> "Dense":
-        return self
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
@@ -63,7 +64,7 @@ def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) ->
     """
     if table_VE.dtype != torch.float16 or bias_V is not None:
         return ops.linear(projected_XE, table_VE, bias_V)
-    padded = nn.functional.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
+    padded = F.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
     return ops.linear(projected_XE, padded)[..., : len(table_VE)]
 
 
@@ -93,9 +94,7 @@ class Scores(NamedTuple):
     def softmax(self) -> Distribution:
         """Returns the softmax of all scores, in the form that this machine computes fastest."""
         table_VE = self.embeddings.weight.detach() if self.frozen else self.embeddings.weight
-        whole = not hasattr(self.embeddings.weight, "ds_id")  # at ZeRO stage 3 it exists only while its module runs
-        streamed = ops.softmax(self.hidden_XE, table_VE, self.bias_V) if whole else None
-        return streamed or Dense.softmax(self.all())
+        return ops.softmax(self.hidden_XE, table_VE, self.bias_V) or Dense.softmax(self.all())
 
 
 class DiscriminatorHead(nn.Module):

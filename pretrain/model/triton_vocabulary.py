@@ -10,7 +10,6 @@ S tokens per block, C tokens per chunk, T tiles of rows.
 """
 
 import os
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pretrain.model.distribution import BLOCK, LEAST_LOSS, Dense, Distribution, Scores, draw_in_blocks
+from pretrain.model.distribution import BLOCK, LEAST_LOSS, Dense, Distribution, Scores
 from pretrain.model.vocabulary_kernels import peaks, slopes, weigh, weights_of_block
 
 ROWS = 128
@@ -39,66 +38,8 @@ def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> "Soft
     return Softmax(hidden_XE, table_VE, bias_V) if hidden_XE.dtype in (torch.float16, torch.bfloat16) else None
 
 
-class Streamed(ABC):
-    """A `Distribution` that keeps only the sums of blocks; operations that need every weight make it dense.
-
-    Attributes:
-        sum_XN: sums of the weights by block.
-        largest_X: the largest weight.
-        size: number of tokens.
-    """
-
-    sum_XN: Tensor
-    largest_X: Tensor
-    size: int
-
-    @abstractmethod
-    def block(self, block_X1: Tensor) -> Tensor:
-        """Returns the weights in one block of each row, [X, S], from its number, [X, 1]; 0 beyond the last token."""
-
-    @abstractmethod
-    def dense(self) -> Dense: ...
-
-    @abstractmethod
-    def entropy(self) -> Tensor: ...
-
-    @property
-    def top_X(self) -> Tensor:
-        return self.dense().top_X
-
-    @property
-    def log_largest_X(self) -> Tensor:
-        return (self.largest_X / self.sum_XN.sum(-1)).log()
-
-    def log_p(self, ids_X: Tensor) -> Tensor:
-        return self.dense().log_p(ids_X)
-
-    def log_at(self, ids_X: Tensor) -> Tensor:
-        return self.log_p(ids_X).detach()
-
-    def detach(self) -> Distribution:
-        return self  # it holds no scores
-
-    @torch.no_grad()
-    def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
-        tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)
-        return tokens_X, (weight_X / (total_X + 0 * total_X)).log()  # infinity becomes NaN
-
-    def tempered(self, temperature: float) -> Distribution:
-        return self if temperature == 1 else self.dense().tempered(temperature)
-
-    def without(self, ids_X: Tensor) -> Distribution:
-        return self.dense().without(ids_X)
-
-    def mixed(self, other: Distribution, share: float) -> Distribution:
-        return self.dense().mixed(other, share)
-
-    def weighed(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> Distribution:
-        return self.dense().weighed(z, original_X, exponent, least)
-
-
-class Softmax(Streamed):
-    """The softmax of h W^T + b over the vocabulary."""
+class Softmax(Distribution):
+    """The softmax of h W^T + b over the vocabulary; operations that need every weight make it dense."""
 
     def __init__(self, hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> None:
         self._bias_V = table_VE.new_zeros(len(table_VE), dtype=torch.float32) if bias_V is None else bias_V
@@ -197,7 +138,7 @@ class Softmax(Streamed):
         return weight_RS.unflatten(0, self._leading)
 
 
-class _Weighed(Streamed):
+class _Weighed(Distribution):
     """p L_hat^exponent, as `hp_loss_weights` computes it; L_hat comes from z, which has the same table as p."""
 
     @torch.no_grad()
@@ -222,6 +163,10 @@ class _Weighed(Streamed):
             ENTROPY=entropy,
         )
         return sum_RN, largest_RN, spread_RN
+
+    @property
+    def log_largest_X(self) -> Tensor:
+        return (self.largest_X / self.sum_XN.sum(-1)).log()
 
     def block(self, block_X1: Tensor) -> Tensor:
         return self._p.weights_of_block(

@@ -1,11 +1,21 @@
-"""The curves of a run: their names and groups, and the interface of the writers (TensorBoard, W&B, MLflow).
+"""The curves of a run: their names and groups, and where they are drawn: TensorBoard, W&B, MLflow.
 
 A curve is named GROUP/NAME/KIND, for example `Loss/discriminator_loss/train`; NAME is as in `metrics.jsonl`.
 """
 
+import html
+import json
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foundation.config import ConfigError
+from pretrain.training.run_folder import DESCRIPTION
+from pretrain.training.run_folder import flat as dotted
 
 PROJECT = "electra-sampler"
 """Project name in services that hold several projects."""
@@ -46,18 +56,6 @@ class Curves(NamedTuple):
     texts: Mapping[str, str] = {}
 
 
-class Writer(Protocol):
-    """A destination of curves, opened with the run's folder and first step. Once it is open, its failures never end
-    the run.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None: ...
-
-    def write(self, step: int, curves: Curves) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def curve_name(kind: str, path: str) -> str:
     """Returns the curve name of the metric at this path."""
     return f"{GROUPS[path.split('/')[0]]}/{path}/{kind}"
@@ -85,3 +83,141 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
             yield from flat(value, f"{prefix}{name}/")
         else:
             yield prefix + name, value
+
+
+class TensorBoard:
+    """Writes into the run folder, whose name TensorBoard shows as the run's; a failed write leaves a gap."""
+
+    LAYOUT = {
+        group: {
+            chart: ["Multiline", [rf"{group}/({chart.replace(' ', '|')})/(.+/)?(train|held_out)$"]] for chart in charts
+        }
+        for group, charts in CHARTS.items()
+    }
+    """Layout of TensorBoard's page "Custom scalars": training and held-out text on one chart."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Discards earlier curves from `step` on, left by an interrupted run."""
+        self._folder = folder
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board = SummaryWriter(str(self._folder), purge_step=step)
+        self._board.add_custom_scalars(self.LAYOUT)
+        self._gap = False
+
+    def write(self, step: int, curves: Curves) -> None:
+        try:
+            if self._gap:
+                self._open(step)
+            self._add(step, curves)
+        except OSError:  # a full disk ended the writer's thread: the next write opens a new file
+            self._gap = True
+
+    def _add(self, step: int, curves: Curves) -> None:
+        for name, value in curves.scalars.items():
+            self._board.add_scalar(name, value, step)
+        for name, histogram in curves.histograms.items():
+            edges, counts = np.array(histogram.edges), np.array(histogram.counts)
+            middles, found = (edges[1:] + edges[:-1]) / 2, counts.nonzero()[0]
+            self._board.add_histogram_raw(
+                name,
+                min=edges[found[0]],
+                max=edges[found[-1] + 1],
+                num=counts.sum(),
+                sum=counts @ middles,
+                sum_squares=counts @ middles**2,
+                bucket_limits=edges[1:].tolist(),
+                bucket_counts=counts.tolist(),
+                global_step=step,
+            )
+        for name, text in curves.texts.items():
+            lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
+            self._board.add_text(name, "\n".join(("```", *lines, "```")), step)  # a code block: not read as Markdown
+
+    def close(self) -> None:
+        """Flushes. Jobs of several ranks skip the interpreter's shutdown, which would do so otherwise."""
+        with suppress(OSError):
+            self._board.close()
+
+
+class WeightsAndBiases:
+    """Sends to Weights & Biases from W&B's own process: one W&B run per start, all starts of a run folder in one group.
+
+    W&B's environment variables choose the server. `WANDB_MODE=offline` writes only to `RUN/wandb`; `wandb sync` uploads
+    it later.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Starts a W&B run.
+
+        Raises:
+            ConfigError: W&B does not start, for example without an API key.
+        """
+        import wandb
+
+        name, config = folder.resolve().name, json.loads((folder / DESCRIPTION).read_text())
+        try:
+            self._run = wandb.init(
+                project=PROJECT,
+                group=name,
+                name=f"{name} from step {step}",
+                dir=folder,
+                config=config,
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.Error as error:
+            raise ConfigError(f"log_to: got wandb, which does not start ({error}); see `wandb login`") from None
+        self._wandb = wandb
+
+    def write(self, step: int, curves: Curves) -> None:
+        histograms = {
+            name: self._wandb.Histogram(np_histogram=(found.counts, found.edges))
+            for name, found in curves.histograms.items()
+        }
+        texts = {name: self._wandb.Html(f"<p>{html.escape(text)}</p>") for name, text in curves.texts.items()}
+        self._run.log({**curves.scalars, **histograms, **texts}, step=step)
+
+    def close(self) -> None:
+        """Waits until everything is sent."""
+        self._run.finish()
+
+
+class MLflow:
+    """Sends numbers to MLflow at MLFLOW_TRACKING_URI from MLflow's own thread: one MLflow run per start.
+
+    MLflow has no histogram or text curves.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Starts an MLflow run, named after the run folder.
+
+        Raises:
+            ConfigError: MLflow cannot be reached.
+        """
+        import mlflow
+
+        settings = dict(dotted(json.loads((folder / DESCRIPTION).read_text())["run"]))
+        try:
+            mlflow.set_experiment(PROJECT)
+            mlflow.start_run(run_name=f"{folder.resolve().name} from step {step}")
+            mlflow.log_params(settings)
+        except mlflow.MlflowException as error:
+            why = str(error).splitlines()[0]
+            raise ConfigError(f"log_to: got mlflow, which does not start ({why}); see MLFLOW_TRACKING_URI") from None
+        self._mlflow = mlflow
+
+    def write(self, step: int, curves: Curves) -> None:
+        self._mlflow.log_metrics(dict(curves.scalars), step=step, synchronous=False)
+
+    def close(self) -> None:
+        """Waits until everything is sent."""
+        self._mlflow.end_run()
+
+
+Writer = TensorBoard | WeightsAndBiases | MLflow
+"""Opened with the run folder and the first step, then written to, then closed."""
+WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+"""By their names in --log_to."""

@@ -1,20 +1,29 @@
-"""Warnings about a plan that would run but probably waste its time.
+"""What is known before a run starts: warnings about a plan that would run but probably waste its time; `--dry_run`.
 
 Each doubt is one line that names the field, its value, why it is doubtful and what to do.
 """
 
+import os
+import re
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 
 from data_prep.manifest import enough_to_hold_out
+from foundation.command_line import print_warning
+from foundation.config import ConfigError, counted
 from foundation.files import existing_part
 from foundation.progress import DAY, about
+from pretrain.engine.checkpoint import newest_valid
 from pretrain.engine.hardware import AUTO, emulated
 from pretrain.huggingface.init_from import normalized_otherwise
+from pretrain.job.launcher import check_hosts
+from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
-from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Memory, memory_per_process
-from pretrain.training.machines import Machine
+from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Machine, Memory, memory_per_process
+from pretrain.training.models import empty_model
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
 
@@ -30,6 +39,8 @@ MOST_WARMUP = 0.5
 """Share of the steps spent on warm-up; the paper's runs have 0.01."""
 PAPER_VOCABULARY, FAR = 30_522, 4
 """Size of BERT's vocabulary, which the paper uses; 4 times smaller or larger makes it a different experiment."""
+NOT_TYPED = ("--dry_run", "--local_rank")
+"""Options that the command to start a run lacks: DeepSpeed's launcher adds the second."""
 
 
 def doubts(plan: Plan, parameters: int, machine: Machine) -> list[str]:
@@ -188,3 +199,61 @@ def disk_shortage(plan: Plan, parameters: int) -> Iterator[str]:
             f"output: checkpoints need {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB are free at {place};"
             " free some space, name another --output, or --set keep_checkpoints lower or keep_every to 0 or higher"
         )
+
+
+def dry_run(plan: Plan) -> None:
+    """Prints a run's plan, its estimated needs, its launch command and warnings; starts nothing.
+
+    Raises:
+        ConfigError: lists everything that would keep the run from working.
+    """
+    run, machine = plan.run, plan.machine()
+    parameters = sum(parameter.numel() for parameter in empty_model(plan.description).parameters())
+    problems = [*disk_shortage(plan, parameters), *unasked_months(plan, machine)]
+    warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]
+    lines = [str(plan), f"model       {run.model}", f"objective   {run.objective}", f"optimizer   {run.optim}"]
+    if checkpoint := newest_valid(plan.folder / CHECKPOINTS):
+        lines.append(f"start       resumes from step {checkpoint.step:,} of {run.optim.steps:,}")
+    lines += _needs(plan, parameters, machine)
+    if slots := plan.target.slots:
+        local = [folder for folder in plan.shards.folders if str(folder) in plan.shards.names]
+        of_hosts, found = check_hosts(slots, local)
+        problems += of_hosts
+        lines += [f"host        {host}: {counted(count, 'slot')}; {found[host]}" for host, count in slots.items()]
+        if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
+            keep_alive = "export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'"
+            warnings.append(f"pdsh waits forever for a host that loses its network; use {keep_alive}")
+    print(printable_lines("\n".join([*lines, f"launch      {_launch(plan)}"])))
+    if not problems:
+        warnings += too_long(plan, machine)
+        print(f"nothing was started; {counted(len(warnings), 'warning') + ':' if warnings else 'no problem was found'}")
+    for warning in warnings:
+        print_warning(warning)
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _launch(plan: Plan) -> str:
+    """Returns the command that starts the run: this one without the options of a dry run."""
+    options = shlex.split(re.sub(r"--forecast[ =]\S+", "", shlex.join(sys.argv[1:])))
+    given = [part for part in options if not part.startswith(NOT_TYPED)]
+    hostfile = plan.options.hostfile
+    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "--module"]
+    if not hostfile and plan.target.processes == 1 and not plan.target.on_gpu:
+        launcher = ["python", "-m"]
+    return shlex.join([*launcher, "pretrain.run", *given])  # --hostfile too: each rank checks it again
+
+
+def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
+    run = plan.run
+    tokens, flops = run.batch_size * run.optim.steps * plan.shards.mean_length, plan.flops_per_step * run.optim.steps
+    yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {flops:.3g} FLOPs"
+    memory = memory_of(plan, parameters, machine)
+    parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
+    yield f"memory      {memory.total / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
+    took = about(plan.seconds(machine.flops, run.optim.steps))
+    each = "each reaches" if plan.target.gpu else "it reaches"
+    yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"
+    place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
+    free = shutil.disk_usage(place).free
+    yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"

@@ -1,16 +1,21 @@
-"""Running sums of the metrics of training and evaluation, kept on the device without synchronization until read.
+"""Metrics of training and evaluation: running sums, histograms and moments over positions.
 
-Shape letters: B batch, L length, K masked positions per sequence.
+All values come from the forwards of the run and are kept on the device; the host waits for it only when they are read.
+Shape letters: B batch, L length, K masked positions per sequence, N positions, flattened.
 """
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.stats import binary_entropy
+from foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
+from pretrain.engine.engine import Engine
 from pretrain.method.objective import ElectraOutput, Output
+from pretrain.training.curves import Histogram
 
 SUMS = (
     "masked",
@@ -99,3 +104,173 @@ def summary(vector: Tensor) -> dict[str, float]:
         "precision": sums["found"] / max(sums["suspected"], 1.0),
         "recall": sums["found"] / max(sums["replaced"], 1.0),
     }
+
+
+class Bins(NamedTuple):
+    """Equal-width bins from `low` to `high`; values outside count in the first or last bin."""
+
+    low: float
+    high: float
+    number: int
+
+    @property
+    def width(self) -> float:
+        return (self.high - self.low) / self.number
+
+    def place(self, values: Tensor) -> Tensor:
+        """Returns the bin index of each value, int64; NaN goes to the first bin."""
+        return ((values - self.low) / self.width).clamp(0, self.number - 1).nan_to_num(0.0).long()
+
+
+LOGIT = Bins(-20.0, 20.0, 2000)
+"""Bins of the discriminator's logit. In the AUC, logits in one 0.02 bin count as equal; beyond 20, D is 1 in fp32."""
+LOG_RATIO = Bins(-12.0, 12.0, 480)
+"""Bins of the log of p_G(x') over the probability x' was drawn with, in nats; a percentile is off by at most 2.5%."""
+PROBABILITY = Bins(0.0, 1.0, 10)
+"""Bins of the most likely token's probability (paper, figure of the sampling distribution)."""
+PERCENTILES = (1, 50, 90, 99)
+"""Reported percentiles of the importance ratio."""
+
+CLASSES = ("unmasked", "original", "replaced")
+"""Classes of a non-pad position: not masked; masked, original drawn; masked, another token drawn."""
+MOMENTS = 6
+"""Sums of 1, a, b, a^2, b^2 and ab, from which a Pearson correlation follows."""
+PARTS = {
+    "logit": len(CLASSES) * LOGIT.number,
+    "log_ratio": LOG_RATIO.number,
+    "max_p_G": PROBABILITY.number,
+    "max_p_S": PROBABILITY.number,
+    "entropy_p_G": 1,
+    "entropy_p_S": 1,
+    "estimate": 2 * MOMENTS,
+}
+
+
+class Distributions:
+    """Sums over forwards that computed entropies, in one float64 vector that can be all-reduced."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.vector = torch.zeros(sum(PARTS.values()), dtype=torch.float64, device=device)
+        self._parts = split(self.vector)
+
+    @torch.no_grad()
+    def add(self, batch: Batch, output: Output) -> None:
+        self._count_masked(batch, "max_p_G", PROBABILITY, output.log_max_p_G_BK.exp())
+        self._add_entropy(batch, "entropy_p_G", output.entropy_p_G_BK)
+        if not isinstance(output, ElectraOutput):
+            return
+        self._count_masked(batch, "max_p_S", PROBABILITY, output.draw.log_max_q_BK.exp())
+        self._count_masked(batch, "log_ratio", LOG_RATIO, output.draw.log_ratio_BK)
+        self._add_entropy(batch, "entropy_p_S", output.draw.entropy_q_BK)
+        class_BL = batch.masked_BL + output.replaced_BL  # only masked positions are replaced
+        self._count("logit", class_BL * LOGIT.number + LOGIT.place(output.d_BL), batch.attention_mask_BL)
+        if output.draw.estimated_loss_BK is not None:
+            self._add_estimate(batch, output, output.draw.estimated_loss_BK)
+
+    def _count(self, part: str, index: Tensor, counted: Tensor) -> None:
+        """Adds the bins `index`, where `counted` is true, to the histogram `part`.
+
+        Uses `scatter_add_`, since `bincount` waits for the device; counts are exact in any order.
+        """
+        self._parts[part].scatter_add_(0, index.flatten(), counted.flatten().double())
+
+    def _count_masked(self, batch: Batch, part: str, bins: Bins, values_BK: Tensor) -> None:
+        self._count(part, bins.place(values_BK), batch.masked_valid_BK)
+
+    def _add_entropy(self, batch: Batch, part: str, entropy_BK: Tensor | None) -> None:
+        assert entropy_BK is not None, "the forward was not asked for entropies"
+        self._parts[part] += entropy_BK.where(batch.masked_valid_BK, 0.0).sum(dtype=torch.float64)
+
+    def _add_estimate(self, batch: Batch, output: ElectraOutput, estimate_BK: Tensor) -> None:
+        """Adds the moments of estimated and actual L_D at the drawn tokens, by class."""
+        positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
+        other_BK = output.replaced_BL.gather(1, positions_BK)
+        a_N = estimate_BK.double().flatten()
+        b_N = output.discriminator_loss_BL.gather(1, positions_BK).double().flatten()
+        features_N6 = torch.stack((torch.ones_like(a_N), a_N, b_N, a_N * a_N, b_N * b_N, a_N * b_N), dim=1)
+        classes_2N = torch.stack((valid_BK & ~other_BK, valid_BK & other_BK)).flatten(1).double()
+        self._parts["estimate"] += (classes_2N @ features_N6).flatten()
+
+
+def split(vector: Tensor) -> dict[str, Tensor]:
+    """Returns views of the vector's parts, by name as in `PARTS`."""
+    return dict(zip(PARTS, vector.split(list(PARTS.values())), strict=True))
+
+
+def describe(vector: Tensor) -> dict[str, Any]:
+    """Returns metrics from the sums, under the names that `evaluate.py` uses; undefined values are left out."""
+    parts = split(vector.cpu())
+    values = _beliefs(parts, "p_G")
+    if parts["max_p_S"].sum():
+        ours = _beliefs(parts, "p_S")
+        values = {name: values[name] | ours[name] for name in values}
+        targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
+        places = torch.searchsorted(parts["log_ratio"].cumsum(0), targets)
+        ratios = (LOG_RATIO.low + (places.double() + 0.5) * LOG_RATIO.width).exp()  # the centers of their bins
+        # Area under the ROC curve for detecting replaced tokens, over all and over masked positions. Two logits in one
+        # bin count half, like equal ones: the error is at most half the share of such pairs.
+        unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number).numpy()
+        negatives = {"auc_all": unmasked + original, "auc_masked": original}
+        values |= _existing({name: auc_of_counts(negative, replaced) for name, negative in negatives.items()})
+        values |= {f"ratio_p{name}": value for name, value in zip(PERCENTILES, ratios.tolist(), strict=True)}
+    # Pearson correlation of estimated and actual L_D at the drawn tokens (paper section 5), if both vary
+    original, replaced = parts["estimate"].view(2, MOMENTS).numpy()
+    groups = {"original": original, "replaced": replaced, "all": original + replaced}
+    if correlations := _existing({name: pearson(group) for name, group in groups.items()}):
+        values["estimate_correlation"] = correlations
+    return values
+
+
+def _existing(values: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
+
+
+def _beliefs(parts: dict[str, Tensor], name: str) -> dict[str, Any]:
+    """Returns mean entropy in nats and the share of maximum probabilities in each tenth of [0, 1], for p_G or p_S."""
+    counts = parts[f"max_{name}"]
+    number = counts.sum().clamp(min=1)
+    return {
+        "entropy": {name: (parts[f"entropy_{name}"] / number).item()},
+        "max_probability": {name: (counts / number).tolist()},
+    }
+
+
+def histograms(vector: Tensor) -> dict[str, Histogram]:
+    """Returns the non-empty histograms of logits and log ratios, merged to at most 120 bins to keep the log small.
+
+    Histograms of the maximum probabilities are in `describe`.
+    """
+    parts = split(vector.cpu())
+    unmasked, original, replaced = parts["logit"].view(len(CLASSES), LOGIT.number)
+    counted = {
+        "logit/original": (LOGIT, unmasked + original, 20),
+        "logit/replaced": (LOGIT, replaced, 20),
+        "log_ratio": (LOG_RATIO, parts["log_ratio"], 4),
+    }
+    found = {}
+    for name, (bins, counts, factor) in counted.items():
+        if counts.any():
+            edges = np.linspace(bins.low, bins.high, bins.number // factor + 1).tolist()
+            found[name] = Histogram(edges, counts.view(-1, factor).sum(1).tolist())
+    return found
+
+
+class Reported:
+    """Metrics and distributions gathered from forwards, over all ranks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.sums, self.distributions = MetricSums(engine.device), Distributions(engine.device)
+
+    def add(self, batch: Batch, output: Output, watched: bool) -> None:
+        """Adds one micro-batch; `watched` means that its forward also computed entropies."""
+        self.sums.add(batch, output)
+        if watched:
+            self.distributions.add(batch, output)
+
+    def values(self) -> dict[str, Any]:
+        """Returns the summary of everything added, by metric name. Collective."""
+        sums, distributions = (
+            self.engine.sum_over_ranks(part.vector.clone()) for part in (self.sums, self.distributions)
+        )
+        return summary(sums) | describe(distributions)

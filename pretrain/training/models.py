@@ -1,6 +1,6 @@
 """Builds the model of a run, fresh, from other models or from a checkpoint, and its state at step 0."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -30,19 +30,17 @@ def build_model(description: RunDescription) -> Objective:
     return model
 
 
-def initial_model(description: RunDescription, trained: Mapping[str, Tensor] | None = None) -> Objective:
-    """Returns a new run's model with fresh weights, or with weights of the models in `init_from`; `trained` as in
-    `find_sources`.
-    """
+def initial_model(description: RunDescription, donors: Donors | None) -> Objective:
+    """Returns a new run's model with fresh weights, or with weights of the models that `--init_from` names."""
     model = build_model(description)
-    if description.init_from:
-        load_donors(
-            model, find_sources(description.init_from, trained), local_folder(Path(description.data[0])) / "tokenizer"
-        )
+    if donors:
+        load_donors(model, donors, tokenizer_of(description))
     return model
 
 
-def initial_state(description: RunDescription, resumes: bool = False) -> tuple[Objective, EngineState | None]:
+def initial_state(
+    description: RunDescription, donors: Donors | None, resumes: bool = False
+) -> tuple[Objective, EngineState | None]:
     """Returns a new run's model; if the run `resumes`, a model to load its checkpoint into.
 
     A run that keeps an optimizer also gets its state at step 0: these weights, with Adam's moments and step count from
@@ -52,29 +50,38 @@ def initial_state(description: RunDescription, resumes: bool = False) -> tuple[O
         ConfigError: as `load_donors`, or that run has no intact checkpoint.
     """
     if resumes or not description.keep_optimizer:
-        return (build_model if resumes else initial_model)(description), None
-    (checkpoint,) = choose_checkpoints(Path(description.init_from[0]), ("newest",))
+        return (build_model(description) if resumes else initial_model(description, donors)), None
+    folder = Path(description.init_from[0])
+    source, (checkpoint,) = read_run(folder), choose_checkpoints(folder, ("newest",))
     kept, _ = load(checkpoint)
-    model = initial_model(description, kept.weights)
+
+    def holding(tensors: Mapping[str, Tensor]) -> Donors:
+        return donors_of(source, folder, lambda: filled(empty_model(source), tensors, folder))
+
+    model = initial_model(description, holding(kept.weights))
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    moments = {key: initial_moment(description, trained) for key, trained in kept.moments.items()}
+    moments = {key: initial_moment(description, holding(trained)) for key, trained in kept.moments.items()}
     print(f"keep_optimizer: starts from Adam's state after {kept.adam_steps:,} updates, in {checkpoint.folder}")
     return model, EngineState(kept.adam_steps, {}, weights, moments)
 
 
-def initial_moment(description: RunDescription, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns one of Adam's moments at the start, from the same moment of the run in `init_from`.
+def initial_moment(description: RunDescription, donors: Donors) -> dict[str, Tensor]:
+    """Returns one of Adam's moments at the start, from donors that hold this moment in place of their weights.
 
     Positions are extended as in the weights; new tokens and parts that start fresh get 0.
     """
     model = empty_model(description)
     moment = {name: parameter.detach().zero_() for name, parameter in model.named_parameters()}
-    donors = find_sources(description.init_from, trained)
-    load_parts(model, donors, local_folder(Path(description.data[0])) / "tokenizer")
+    load_parts(model, donors, tokenizer_of(description))
     for name in moment:
         if name.endswith(PER_TOKEN):
             moment[name][donors[0].config.vocab_size :] = 0
     return moment
+
+
+def tokenizer_of(description: RunDescription) -> Path:
+    """Returns the folder of the tokenizer that the run's data was built with."""
+    return local_folder(Path(description.data[0])) / "tokenizer"
 
 
 def is_run(names: Sequence[str]) -> bool:
@@ -82,10 +89,8 @@ def is_run(names: Sequence[str]) -> bool:
     return len(names) == 1 and (Path(names[0]) / DESCRIPTION).is_file()
 
 
-def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = None) -> Donors:
+def find_sources(names: Sequence[str]) -> Donors:
     """The models that `--init_from` names: in a run's newest checkpoint, or in Hugging Face folders.
-
-    `tensors` replace the weights of that checkpoint, by parameter name.
 
     Raises:
         ConfigError: no such models.
@@ -93,10 +98,12 @@ def find_sources(names: Sequence[str], tensors: Mapping[str, Tensor] | None = No
     if not is_run(names):
         return find_models(names)
     folder = Path(names[0])
-    description = read_run(folder)
-    trained = cache(
-        lambda: load_trained(folder)[0] if tensors is None else filled(empty_model(description), tensors, folder)
-    )
+    return donors_of(read_run(folder), folder, lambda: load_trained(folder)[0])
+
+
+def donors_of(description: RunDescription, folder: Path, load_model: Callable[[], Objective]) -> Donors:
+    """The models in the run of this description and folder; `load_model` is called once, when weights are read."""
+    trained = cache(load_model)
 
     def weights(place: str) -> dict[str, Tensor]:
         return dict(trained().exported(place).state_dict())

@@ -18,10 +18,10 @@ from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.graphs import unreplayable
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
-from pretrain.job.hosts import Slots, read_hostfile
-from pretrain.job.launcher import number_of
+from pretrain.job.launcher import Slots, number_of, read_hostfile
+from pretrain.job.processes import World
 from pretrain.presets import preset, with_objective, with_row
-from pretrain.training.estimates import flops_per_token, too_large
+from pretrain.training.estimates import GPUS, Machine, Sizes, this_machine, too_large
 from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
 from pretrain.training.run_folder import RunDescription, describe, differences, find_run, read_run
@@ -34,7 +34,7 @@ class Target(NamedTuple):
 
     processes: int
     gpu: str | None
-    """The GPU that a dry run assumes, by its name in `machines.GPUS`; `None` for this machine."""
+    """The GPU that a dry run assumes, by its name in `estimates.GPUS`; `None` for this machine."""
     slots: Slots | None
     """Slots of each host in the hostfile that a dry run checks."""
 
@@ -88,11 +88,33 @@ class Plan(NamedTuple):
         return self.flops_per_step * steps / flops
 
     @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.run, self.shards.manifest.vocab_size, self.shards.manifest.seq_length)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations per word piece."""
+        return self.sizes.flops
+
+    @property
     def flops_per_step(self) -> float:
         """Floating-point operations of a step, without those on padding."""
-        manifest = self.shards.manifest
-        per_token = flops_per_token(self.run.model, self.run.objective, manifest.vocab_size, manifest.seq_length)
-        return per_token * self.run.batch_size * self.shards.mean_length
+        return self.flops_per_token * self.run.batch_size * self.shards.mean_length
+
+    def machine(self, world: World | None = None) -> Machine:
+        """Returns the machine of this plan: the GPUs that a dry run assumes, else this machine. Collective.
+
+        Raises:
+            ConfigError: there is no published speed of that GPU in the run's precision.
+        """
+        gpu, precision, processes = self.target.gpu, self.deepspeed.precision, self.target.processes
+        if not gpu:
+            return this_machine(self.sizes, precision, processes, world)
+        if found := GPUS.get((gpu, precision)):
+            return found._replace(name=f"{processes} {found.name}", flops=found.flops * processes)
+        raise ConfigError(
+            f"forecast: got {gpu} with {precision}, for which no speed is published; name another of the two"
+        )
 
 
 class Problems(list[str]):
@@ -131,8 +153,7 @@ def make_plan(options: RunOptions) -> Plan:
     sizes = {"batch_size": run.batch_size, "world_size": target.processes}
     deepspeed = problems.attempt(lambda: resolve(file, **sizes, device_type=device, optim=run.optim))
     problems.attempt(shards.require_room)
-    problems += beyond_positions(run, shards)
-    problems += unkeepable(options, run)
+    problems += mismatches(options, run, shards)
     if sources:
         vocabulary = shards.folders[0] / "tokenizer"
         problems.attempt(lambda: require_fit(sources, run, manifest.vocab_size, vocabulary))
@@ -225,25 +246,23 @@ def choose_file(options: RunOptions, started: RunDescription | None, target: Tar
     return Choice(file_of(started.precision, target.processes), "as the run was started")
 
 
-def beyond_positions(run: RunConfig, shards: Shards) -> Iterator[str]:
-    """Yields a problem if the sequences are longer than the model's table of positions."""
+def mismatches(options: RunOptions, run: RunConfig, shards: Shards) -> Iterator[str]:
+    """Yields a problem if the sequences are longer than the model's table of positions, or if the state of Adam in
+    --init_from does not apply to this run's parameters.
+    """
     length = shards.manifest.seq_length
     if length > run.model.max_positions:
         yield (
             f"model.max_positions: got {run.model.max_positions}, but the sequences of {shards.names[0]} are {length}"
             f" long; use --set model.max_positions={length}"
         )
-
-
-def unkeepable(options: RunOptions, run: RunConfig) -> Iterator[str]:
-    """Yields a problem if Adam's state does not carry over to this run's parameters."""
-    if not (options.keep_optimizer and is_run(options.init_from)):
-        return
-    if "gdes" in (run.model.embedding_sharing, read_run(Path(options.init_from[0])).run.model.embedding_sharing):
-        yield (
-            "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or nes in"
-            " both: the moments of a sum do not apply to its parts; leave --keep_optimizer out"
-        )
+    if options.keep_optimizer and is_run(options.init_from):
+        before = read_run(Path(options.init_from[0])).run
+        if "gdes" in (run.model.embedding_sharing, before.model.embedding_sharing):
+            yield (
+                "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or"
+                " nes in both: the moments of a sum do not apply to its parts; leave --keep_optimizer out"
+            )
 
 
 def of_deepspeed(options: RunOptions) -> list[str]:

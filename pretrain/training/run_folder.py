@@ -29,7 +29,7 @@ from pretrain.data.remote import local_folder
 from pretrain.data.shards import Shards
 from pretrain.method.registry import LOADED, Origin
 
-DESCRIPTION, SAMPLER, CHECKPOINTS, LOCK = "run.json", "sampler.py", "checkpoints", "lock"
+DESCRIPTION, SAMPLER, CHECKPOINTS, LOCK, STARTS = "run.json", "sampler.py", "checkpoints", "lock", "starts.jsonl"
 PATIENCE = 5.0
 """Seconds to wait for a folder's lock: a holder that was just killed takes a moment to end."""
 BOOKKEEPING = {

@@ -1,21 +1,51 @@
 """Training log: one line per interval, `metrics.jsonl` and curves."""
 
-import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from foundation.files import require_file_or_folder, write_atomically
 from foundation.progress import duration
-from pretrain.training.curves import Curves, Histogram, Writer, curve_name, curves_of
-from pretrain.training.log_line import log_line
+from pretrain.training.curves import WRITERS, Curves, Histogram, Writer, curve_name, curves_of
 
 RECORDS = "metrics.jsonl"
+WIDTH = 120
+MOST_WAITING = 0.15
+"""Tolerated wait for the slowest rank, as a share of its own time (data and forwards). If its backwards are as slow as
+its forwards, this is also the share of a step that the others wait."""
+SHOWN = {
+    "generator_loss": "L_G {generator_loss}",
+    "sampler_loss": "L_S {sampler_loss}",
+    "discriminator_loss": "L_D {discriminator_loss}/{discriminator_entropy}",
+    "accuracy_masked": "acc {accuracy_masked}",
+    "learning_rate": "lr {learning_rate}",
+    "gradient_norm": "grad {gradient_norm}",
+    "tokens_per_second": "{tokens_per_second} tok/s",
+    "skipped": "skipped {skipped}",
+    "slowest_rank_seconds": "slowest rank {slowest_rank} {slowest_rank_seconds}/{median_rank_seconds} s",
+}
+"""The metrics shown, in this order, each only if the record has a non-zero value."""
+FIRST_TO_GO = (
+    *("learning_rate", "sampler_loss", "generator_loss", "gradient_norm", "tokens_per_second", "accuracy_masked"),
+    *("discriminator_loss", "slowest_rank_seconds", "skipped"),
+)
+"""Metrics dropped from a line that would be too long, in this order."""
+LEGEND = """\
+log lines   L_G, L_S   losses of the generator and of the sampling head, per masked position
+            L_D a/b    loss of the discriminator, per position / loss of always predicting the share of replaced tokens
+            acc        the discriminator's accuracy at masked positions
+            lr, grad   learning rate; gradient norm before clipping
+            skipped    steps so far without an update, due to fp16 overflow; shown if there are any
+            slowest    the slowest rank, shown if others wait for it 15% of its time: its own seconds / the median's
+            all else   """
+"""Explains the log lines; the caller appends the path of the records."""
 
 
 class RunLog:
@@ -32,8 +62,7 @@ class RunLog:
         kept = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
         write_atomically(self.path, "".join(line + "\n" for line in kept).encode())
         self._file, self._unwritten = self.path.open("ab", buffering=0), b""
-        modules = [importlib.import_module(f"pretrain.training.{name}_writer") for name in log_to]
-        self._writers: list[Writer] = [module.Writer(folder, step + 1) for module in modules]
+        self._writers = [WRITERS[name](folder, step + 1) for name in log_to]
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Writes one record of `kind` ("train" or "held_out") to `metrics.jsonl` and the curves, and prints its line;
@@ -58,8 +87,17 @@ class RunLog:
         self._draw(step, Curves(histograms=named, texts=examples))
 
     def _draw(self, step: int, curves: Curves) -> None:
-        for writer in self._writers if not self._unwritten else ():
-            writer.write(step, curves)
+        if not self._unwritten:
+            self._each(lambda writer: writer.write(step, curves))
+
+    def _each(self, act: Callable[[Writer], None]) -> None:
+        """Lets each writer act; one that fails in any way, such as W&B's process gone, is dropped with a warning."""
+        for writer in [*self._writers]:
+            try:
+                act(writer)
+            except Exception as error:
+                self._writers.remove(writer)
+                self.say(f"WARNING: {type(writer).__name__} failed and gets no more curves: {error}")
 
     def _write_record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         self._unwritten += (json.dumps({"kind": kind, "step": step, **values}) + "\n").encode()
@@ -83,8 +121,23 @@ class RunLog:
     def close(self) -> None:
         self._write_waiting()
         self._file.close()
-        for writer in self._writers:
-            writer.close()
+        self._each(lambda writer: writer.close())
+
+
+def log_line(step: int, total_steps: int, values: Mapping[str, Any], ending: str) -> str:
+    """Returns the log line of one record; `ending` is its last entry, such as the time left."""
+    texts = {name: str(value) for name, value in values.items()}
+    for name, value in values.items():
+        if isinstance(value, float):
+            texts[name] = f"{value:.3f}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}".replace("e-0", "e-")
+    texts["tokens_per_second"] = tqdm.format_sizeof(values.get("tokens_per_second", 0))
+    shown = {name: template.format_map(texts) for name, template in SHOWN.items() if values.get(name)}
+    if values.get("median_rank_seconds", 0) >= (1 - MOST_WAITING) * values.get("slowest_rank_seconds", 0):
+        shown.pop("slowest_rank_seconds", None)
+    waiting_to_go = iter(FIRST_TO_GO)
+    while len(line := "  ".join((f"step {step}/{total_steps}", *shown.values(), ending))) > WIDTH:
+        shown.pop(next(waiting_to_go), None)
+    return line
 
 
 def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,30 +54,10 @@ class TrainingState:
         }
 
 
-class Stopwatch:
-    """Measures the time since it was last restarted."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self._started = time.monotonic()
-
-    @property
-    def minutes(self) -> float:
-        return (time.monotonic() - self._started) / 60
-
-
 def rate_after(run: RunConfig, updates: int) -> float:
     """Returns the learning rate of the next update after `updates` updates."""
     optim = run.optim
-    return learning_rate(
-        updates,
-        base=optim.lr,
-        warmup_steps=optim.warmup_steps,
-        total_steps=optim.steps,
-        multiplicative=optim.multiplicative_warmup,
-    )
+    return learning_rate(updates, base=optim.lr, warmup_steps=optim.warmup_steps, total_steps=optim.steps)
 
 
 def due(every: int, step: int, last: int) -> bool:

@@ -1,51 +1,41 @@
-"""Collects everything a run reports during training, on the device, from the training forwards themselves."""
+"""Everything that a run reports while it trains: the record of its start, log lines, histograms, examples, speed."""
 
+import json
+import os
+import platform
+import socket
+import subprocess
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
 
 import torch
 
-from data_prep.tokens import open_tokenizer
+from data_prep.tokens import CONTINUATION, open_tokenizer
 from foundation.config import counted
+from foundation.files import ROOT
 from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
-from pretrain.method.objective import Output
-from pretrain.training.assembly import Training
-from pretrain.training.distributions import Distributions, describe, histograms
+from pretrain.method.objective import ElectraOutput, Output
 from pretrain.training.doubts import too_long
-from pretrain.training.example import example
-from pretrain.training.metrics import MetricSums, summary
-from pretrain.training.run_folder import CHECKPOINTS, writing
+from pretrain.training.estimates import Machine
+from pretrain.training.metrics import Reported, histograms
+from pretrain.training.plan import Plan
+from pretrain.training.run_folder import CHECKPOINTS, STARTS, writing
 from pretrain.training.run_log import RunLog
-from pretrain.training.starts import record_start
 from pretrain.training.state import TrainingState, due
-from pretrain.training.stragglers import OwnTime, of_ranks
-from pretrain.training.throughput import Throughput
 
 FIRST_WORD = 10.0
 """Seconds after which a run that has no log line yet says how fast it is."""
+PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "PYTORCH_")
+"""Prefixes of the environment variables recorded: variables that can change speed, memory or results."""
 
-
-class Reported:
-    """Metrics and distributions gathered from forwards, over all ranks."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.sums, self.distributions = MetricSums(engine.device), Distributions(engine.device)
-
-    def add(self, batch: Batch, output: Output, watched: bool) -> None:
-        """Adds one micro-batch; `watched` means that its forward also computed entropies."""
-        self.sums.add(batch, output)
-        if watched:
-            self.distributions.add(batch, output)
-
-    def values(self) -> dict[str, Any]:
-        """Returns the summary of everything added, by metric name. Collective."""
-        sums, distributions = (
-            self.engine.sum_over_ranks(part.vector.clone()) for part in (self.sums, self.distributions)
-        )
-        return summary(sums) | describe(distributions)
+Item = TypeVar("Item")
 
 
 class Telemetry:
@@ -54,19 +44,19 @@ class Telemetry:
     Metrics are summed over every step since the last line; distributions, which cost more, cover only the last step.
     """
 
-    def __init__(self, training: Training, step: int) -> None:
+    def __init__(self, plan: Plan, machine: Machine, engine: Engine, step: int) -> None:
         """`step` is where the run starts or resumes."""
-        engine, folder, run = training.engine, training.plan.folder, training.plan.run
-        self._training, self._engine, self._run = training, engine, run
-        self._first_step, self._step = step, step + 1
-        with writing(folder):
-            steps, log_to = run.optim.steps, training.plan.options.log_to
-            self._log = RunLog(folder, step, steps, log_to) if engine.world.is_first else None
-        self.say(f"resumed from step {step} ({folder / CHECKPOINTS}/step-{step:08d})" if step else "starts at step 0")
+        self._plan, self._run, self._machine, self._engine = plan, plan.run, machine, engine
+        self._first_step, self._step, self._line_step = step, step + 1, step
+        with writing(plan.folder):
+            steps, log_to = plan.run.optim.steps, plan.options.log_to
+            self._log = RunLog(plan.folder, step, steps, log_to) if engine.world.is_first else None
+        resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
+        self.say(resumed if step else "starts at step 0")
         self._reported, self.own_time = Reported(engine), OwnTime(engine)
         self._first: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
-        self._vocabulary = open_tokenizer(str(folder / "tokenizer")).tokens if engine.world.is_first else []
+        self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).tokens if self._log else []
 
     def say(self, line: str) -> None:
         """Prints a line, on the first rank."""
@@ -78,18 +68,15 @@ class Telemetry:
             self._log.close()
 
     def started(self) -> None:
-        """Records the start, says how long the rest will take, and begins the first log interval. Collective."""
-        training, engine, step = self._training, self._engine, self._step - 1
-        peak = training.machine.products
-        fp32_peak = None if engine.device.type == "cuda" else training.machine.fp32_products
-        if engine.world.is_first:
-            with writing(training.plan.folder):
-                record_start(training.plan.folder, engine, step, peak, fp32_peak)
-        self._throughput = Throughput(self._run, training.plan.shards, step, peak)
+        """Records the start, says how long the rest will take, and begins the first log interval."""
+        plan, machine, step = self._plan, self._machine, self._first_step
+        if self._log:
+            with writing(plan.folder):
+                record_start(plan.folder, self._engine, step, machine)
         left = self._run.optim.steps - step
-        expected = about(training.plan.seconds(training.machine.flops, left))
-        self.say(f"forecast    {expected} for {counted(left, 'step')} on {training.machine.name} if nothing else runs")
-        for doubt in too_long(training.plan, training.machine, left):
+        expected = about(plan.seconds(machine.flops, left))
+        self.say(f"forecast    {expected} for {counted(left, 'step')} on {machine.name} if nothing else runs")
+        for doubt in too_long(plan, machine, left):
             self.say(f"WARNING: {doubt}")
         self._began = self._since = time.monotonic()
         self._spoken = False
@@ -130,12 +117,16 @@ class Telemetry:
         self._step += 1
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:
-        values = self._reported.values()
-        values["tokens_per_second"] = values["tokens"] / (time.monotonic() - self._since)
+        values, now = self._reported.values(), time.monotonic()
         self._reported.sums.vector.zero_()
-        self._since = time.monotonic()
-        values |= gpu_memory(self._engine) | state.values(self._run, result)
-        values |= self._throughput.end(state.step, values["tokens"], values["tokens_per_second"])
+        steps, seconds = state.step - self._line_step, now - self._since
+        self._line_step, self._since = state.step, now
+        if self._engine.device.type == "cuda":
+            peaks = of_ranks(self._engine, torch.cuda.max_memory_allocated(self._engine.device))
+            values["gpu_memory_gb"] = max(peaks) / 1e9
+        values |= state.values(self._run, result)
+        values |= speed(self._plan, steps, values["tokens"], seconds, self._machine.products)
+        values |= work_done(self._plan, state.step)
         own = self.own_time.end()
         if self._engine.world.world_size > 1:  # a single process never waits
             values |= own
@@ -147,9 +138,138 @@ class Telemetry:
             self._log.write(kind, state.step, values)
 
 
-def gpu_memory(engine: Engine) -> dict[str, float]:
-    """Returns peak tensor memory since the start, of the rank with the most, in GB; empty without GPUs. Collective."""
-    if engine.device.type != "cuda":
-        return {}
-    peaks = of_ranks(engine, torch.cuda.max_memory_allocated(engine.device))
-    return {"gpu_memory_gb": max(peak for (peak,) in peaks) / 1e9}
+def speed(plan: Plan, steps: int, tokens: float, seconds: float, peak: float) -> dict[str, float]:
+    """Returns the speed of an interval; FLOPs count word pieces only, not padding.
+
+    `peak` is the speed of products in FLOP/s, over all ranks.
+    """
+    flops = tokens / seconds * plan.flops_per_token
+    return {
+        "tokens_per_second": tokens / seconds,
+        "samples_per_second": steps * plan.run.batch_size / seconds,
+        "tflops": flops / 1e12,
+        "peak_share": flops / peak,
+    }
+
+
+def work_done(plan: Plan, step: int) -> dict[str, Any]:
+    """Returns what a run has read and computed since its first step."""
+    samples = step * plan.run.batch_size
+    tokens = samples * plan.shards.mean_length
+    epochs = [samples * share / size for _, size, share in plan.shards.mixture]
+    return {
+        "tokens_so_far": round(tokens),
+        "flops_so_far": tokens * plan.flops_per_token,
+        "epoch": max(epochs),  # of the mixed folders, the one read most often
+        **({"epoch_of_folder": epochs} if len(epochs) > 1 else {}),
+    }
+
+
+def of_ranks(engine: Engine, number: float) -> list[float]:
+    """Returns this number from every rank, by rank. Collective."""
+    table = torch.zeros(engine.world.world_size, dtype=torch.float64, device=engine.device)
+    table[engine.world.rank] = number
+    return engine.sum_over_ranks(table).tolist()
+
+
+class OwnTime:
+    """Measures a rank's own time since the last reading: waiting for its data, and its forwards.
+
+    Backwards, updates and whole steps include waiting for other ranks, so they take equally long on all. Under ZeRO-3 a
+    forward also waits, for weights.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._steps, self._seconds = 0, 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def reading(self, source: Iterable[Item]) -> Iterator[Item]:
+        """Yields the items of `source`, one per step, and adds the time spent waiting for each."""
+        items, started = iter(source), time.perf_counter()
+        for item in items:
+            self._seconds += time.perf_counter() - started
+            self._steps += 1
+            yield item
+            started = time.perf_counter()
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Measures the device time of the `with` block; on a GPU without waiting for it."""
+        if self._engine.device.type != "cuda":
+            started = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - started
+            return
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        yield
+        end.record()
+        self._events.append((start, end))
+
+    def end(self) -> dict[str, float]:
+        """Returns the slowest rank, its own seconds per step and the median rank's; starts again. Collective."""
+        self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
+        seconds = of_ranks(self._engine, self._seconds / self._steps)
+        self._steps, self._seconds, self._events = 0, 0.0, []
+        return {
+            "slowest_rank": seconds.index(max(seconds)),
+            "slowest_rank_seconds": max(seconds),
+            "median_rank_seconds": median(seconds),
+        }
+
+
+def example(batch: Batch, output: Output, vocabulary: Sequence[str]) -> str:
+    """Returns the first sequence of a micro-batch as text.
+
+    `[cat->dog]` marks a masked position where another token was drawn, `[cat]` one where the original was drawn; for a
+    masked language model the drawn token is its most likely one. `!` follows each token, masked or not, that the
+    discriminator takes for replaced.
+    """
+    if isinstance(output, ElectraOutput):
+        tokens_BK, suspected_BL = output.draw.tokens_BK, output.d_BL > 0
+    else:
+        tokens_BK, suspected_BL = output.top_BK, torch.zeros_like(batch.attention_mask_BL)
+    valid_K, visible_L = batch.masked_valid_BK[0], batch.attention_mask_BL[0]
+    positions, drawn = batch.masked_positions_BK[0][valid_K].tolist(), tokens_BK[0][valid_K].tolist()
+    originals, suspected = batch.input_ids_BL[0][visible_L].tolist(), suspected_BL[0].tolist()
+    words = [vocabulary[token] for token in originals]
+    for position, token in zip(positions, drawn, strict=True):
+        other = "" if token == originals[position] else f"->{vocabulary[token]}"
+        words[position] = f"[{words[position]}{other}]"
+    marked = [word + "!" * suspected[position] for position, word in enumerate(words)]
+    return " ".join(marked).replace(f" {CONTINUATION}", "")
+
+
+def record_start(folder: Path, engine: Engine, step: int, machine: Machine) -> None:
+    """Appends the record of this start, at `step`, to the run folder; first rank only."""
+    cuda = engine.device.type == "cuda"
+    record = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "processes": engine.world.world_size,
+        "first_host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(engine.device) if cuda else platform.processor() or platform.machine(),
+        "precision": str(engine.dtype).removeprefix("torch."),
+        "zero_stage": engine.config.stage,
+        "micro_batch_size": engine.config.micro_batch_size,
+        "accumulation_steps": engine.config.accumulation_steps,
+        "matrix_peak_tflops": machine.products / 1e12,
+        **({} if cuda else {"fp32_peak_tflops": machine.fp32_products / 1e12}),
+        "code": code_version(),
+        "cuda": torch.version.cuda,
+        "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},
+    }
+    with (folder / STARTS).open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def code_version(repository: Path = ROOT) -> str | None:
+    """Returns this code's commit, with "+ changes" if tracked files differ from it; `None` outside a repository."""
+    if not (repository / ".git").exists():  # installed, perhaps inside an unrelated repository
+        return None
+    question = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= + changes")
+    with suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
+        return asked.stdout.strip() or None
+    return None

@@ -1,9 +1,13 @@
-"""The training loop: `run_steps` decides when to step, report, evaluate, save and stop; `losses` runs the forwards."""
+"""A run from its plan to its end: `train_rank` builds its parts, `run_steps` is the loop.
 
+The loop decides when to step, report, evaluate, save and stop; `losses` runs the forwards.
+"""
+
+import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,25 +15,41 @@ from torch import Tensor
 from foundation.config import ConfigError
 from foundation.locks import confirm
 from foundation.ordering import key_of
-from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
+from pretrain.data.batches import HELD_OUT_SEED, Batch, BatchPlan, TrainingBatches, held_out_batches
+from pretrain.data.remote import CACHE
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, newest_valid, save
-from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.graphs import replay_micro_batches
-from pretrain.engine.loop import optimizer_step, resume
-from pretrain.engine.optim import UNSCALED, without_bias_correction
-from pretrain.job.processes import leave, start_processes
+from pretrain.engine.hardware import compute_deterministically, require_same_precision
+from pretrain.engine.optim import UNSCALED, parameter_groups, without_bias_correction
+from pretrain.job.processes import World, leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.assembly import Training, build_training, measured_machine, take_folder
+from pretrain.method.objective import Objective
+from pretrain.training.doubts import doubts, unasked_months
+from pretrain.training.estimates import Machine
+from pretrain.training.metrics import Reported
+from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.run_folder import CHECKPOINTS, LOCK, require_free, writing
-from pretrain.training.state import Stopwatch, TrainingState, due, rate_after, require_finite
-from pretrain.training.telemetry import Reported, Telemetry
+from pretrain.training.run_folder import CHECKPOINTS, LOCK, lock_run, require_free, write_run, writing
+from pretrain.training.run_log import LEGEND, RECORDS
+from pretrain.training.state import TrainingState, due, rate_after, require_finite
+from pretrain.training.telemetry import Telemetry
 
 
-def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
+class Training(NamedTuple):
+    """The parts of a run that is ready to train."""
+
+    plan: Plan
+    machine: Machine
+    engine: Engine[Objective]
+    batches: BatchPlan
+    watchdog: Watchdog
+
+
+def train_rank(plan: Plan) -> int:
     """Trains as one rank of the job: joins the other ranks, trains and leaves; returns its exit code. Collective."""
     if plan.run.deterministic and torch.cuda.is_available():
         compute_deterministically()
@@ -41,11 +61,11 @@ def train_rank(plan: Plan, hang_timeout: float, compiled: bool) -> int:
         if world.is_first:
             print(f"already done: {plan.run.optim.steps:,} steps; see {plan.folder}", flush=True)
         return leave(0)
-    with Watchdog(world, hang_timeout, plan.folder) as watchdog:
+    with Watchdog(world, plan.options.hang_timeout, plan.folder) as watchdog:
         with writing(plan.folder):
             keep_rank_log(plan.folder, world.rank)
         with lock:
-            code = train(build_training(plan, machine, world, watchdog, compiled))
+            code = train(build_training(plan, machine, world, watchdog))
         watchdog.record("stopped" if code else "done", code, f"ended with exit code {code}")
         return leave(code)
 
@@ -58,12 +78,70 @@ def is_finished(plan: Plan) -> bool:
     return False  # said when the run resumes
 
 
+def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
+    """Locks the run folder on the first rank and returns the lock. Collective.
+
+    Raises:
+        ConfigError: on every rank, if another command trains there.
+    """
+    lock: AbstractContextManager[object] = nullcontext()
+    problems: tuple[str, ...] = ()
+    if world.is_first:
+        try:
+            lock = lock_run(plan.folder, plan.description)
+        except ConfigError as error:
+            problems = error.problems
+    if problems := world.share(problems):
+        raise ConfigError(*problems)
+    return lock
+
+
+def measured_machine(plan: Plan, world: World) -> Machine:
+    """Measures the speed of all ranks' products. Collective.
+
+    Raises:
+        ConfigError: on every rank, if the ranks differ in precision, or the run would take months unasked.
+    """
+    require_same_precision(plan.deepspeed.precision, world)
+    machine = plan.machine(world)
+    if problems := world.share([*unasked_months(plan, machine)]):
+        raise ConfigError(*problems)
+    return machine
+
+
+def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdog) -> Training:
+    """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
+    if world.is_first:
+        print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
+        resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
+        model, state = initial_state(plan.description, plan.sources, resumes)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        for doubt in doubts(plan, parameters, machine):
+            print(f"WARNING: {doubt}", flush=True)
+    else:
+        model, state = empty_model(plan.description), None
+    if plan.options.compile:
+        compile_layers(model)
+    groups = parameter_groups(model, plan.run.optim.weight_decay)
+    engine = Engine(model, groups, plan.deepspeed, world)
+    if world.share(state is not None):
+        engine.load_full_state(state)
+    if world.is_first:
+        with writing(plan.folder):
+            write_run(plan.folder, plan.description, plan.deepspeed.json)
+    engine.barrier()
+    CACHE.on_wait = watchdog.waits
+    batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
+    return Training(plan, machine, engine, batches, watchdog)
+
+
 def train(training: Training) -> int:
     """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
-    state = resume(training.plan.folder / CHECKPOINTS, training.engine, TrainingState)
-    with StopRequest(training.plan.folder) as stop, closing(Telemetry(training, state.step)) as telemetry:
+    plan, machine, engine, *_ = training
+    state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
+    with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
         code = run_steps(training, state, telemetry, stop)
-    if training.engine.world.is_first:
+    if engine.world.is_first:
         stop.withdraw(telemetry.say)
     return code
 
@@ -76,15 +154,18 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     if plan.options.graphs and state.step < last:
         replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
     telemetry.started()
-    unsaved = Stopwatch()
+    saved_at = time.monotonic()
+
+    def wishes() -> tuple[bool, bool]:
+        """To stop, and to save."""
+        overdue = time.monotonic() - saved_at > 60 * run.checkpoint_minutes
+        return bool(stop) or training.watchdog.launcher_gone, overdue
+
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
         result, loss, (stopping, saving) = optimizer_step(
             training.engine,
             losses(training, state.step, micro_batches, telemetry),
-            lambda: (
-                bool(stop) or training.watchdog.launcher_gone,
-                unsaved.minutes > run.checkpoint_minutes,
-            ),
+            wishes,
             rate_after(run, state.updates),
             UNSCALED
             if run.optim.adam_bias_correction
@@ -99,7 +180,7 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
         training.watchdog.step_done(state.step)
         if stopping or saving or due(run.checkpoint_every, state.step, last):
             save_state(training, state, telemetry, must=stopping or state.step == last)
-            unsaved.restart()
+            saved_at = time.monotonic()
         if stopping and state.step < last:
             telemetry.say(f"stopped on request after step {state.step}; run the same command to resume")
             return EXIT_STOPPED

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
-from bench.study.cell import CellResult, Packed, conditions
+from bench.study.cell import CellResult, PackedArray, conditions
 from bench.study.file import Study
 from pretrain.analysis.analysis import SUMMED, sequence_sums
-from pretrain.analysis.observation import Judgement
+from pretrain.analysis.observation import Judgment
 
 SEQUENCES, LENGTH, EXAMPLES = 40, 12, 60
 
@@ -39,13 +39,13 @@ STUDY = Study.from_values(
 )
 
 
-def judgement(seed: int, skill: float) -> Judgement:
+def judgment(seed: int, skill: float) -> Judgment:
     """A discriminator's answers, better with more skill; the replaced positions depend on nothing."""
     fixed, own = np.random.default_rng(0), np.random.default_rng(seed)
     masked = fixed.random(SEQUENCES * LENGTH) < 0.3
     replaced = masked & (fixed.random(len(masked)) < 0.8)
     d = np.where(replaced, skill, -skill) + own.normal(size=len(masked))
-    return Judgement(d.astype(np.float32), replaced, masked, np.repeat(np.arange(SEQUENCES), LENGTH))
+    return Judgment(d.astype(np.float32), replaced, masked, np.repeat(np.arange(SEQUENCES), LENGTH))
 
 
 def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> CellResult:
@@ -57,28 +57,28 @@ def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> Cell
         "own loss over entropy": 0.6,
         "frozen loss over entropy": 0.7,
     }
-    examples: dict[str, dict[str, Packed]] = {}
+    examples: dict[str, dict[str, PackedArray]] = {}
     for place in ("difficulty", "frozen", "own"):
-        answers = judgement(seed, skill)
+        answers = judgment(seed, skill)
         right = (answers.d > 0) == answers.replaced
         loss = np.logaddexp(0, np.where(answers.replaced, -answers.d, answers.d))
         found |= {f"{place} loss": float(loss.mean()), f"{place} accuracy": float(right[answers.masked].mean())}
         found[f"{place} AUC"] = float(roc_auc_score(answers.replaced, answers.d))
         columns = zip(SUMMED, sequence_sums(answers), strict=True)
-        examples[place] = {name: Packed.pack(sums_S) for name, sums_S in columns}
+        examples[place] = {name: PackedArray.pack(sums_S) for name, sums_S in columns}
     pairs = np.random.default_rng(seed).random(EXAMPLES) < 0.5 + 0.2 * skill
     found |= {"BLiMP": 100 * float(pairs.mean())}
-    examples["BLiMP"] = {"right": Packed.pack(2 * pairs)}
+    examples["BLiMP"] = {"right": PackedArray.pack(2 * pairs)}
     target = np.arange(EXAMPLES) % 2
     predicted = [
         np.where(np.random.default_rng(s).random(EXAMPLES) < 0.7, target, 1 - target) for s in (seed, seed + 50)
     ]
     found["CoLA matthews"] = 100 * float(np.mean([matthews_corrcoef(target, one) for one in predicted]))
-    examples["CoLA matthews"] = {"predicted": Packed.pack(predicted), "target": Packed.pack([target, target])}
+    examples["CoLA matthews"] = {"predicted": PackedArray.pack(predicted), "target": PackedArray.pack([target, target])}
     overlap, answerable = np.random.default_rng(seed).random(EXAMPLES), target == 1
     found["SQuAD f1"] = 100 * float(overlap.mean())
     columns_of = {"exact": [overlap > 0.5], "f1": [overlap], "answerable": [answerable]}
-    examples["SQuAD f1"] = {name: Packed.pack(column) for name, column in columns_of.items()}
+    examples["SQuAD f1"] = {name: PackedArray.pack(column) for name, column in columns_of.items()}
     values: dict[str, Any] = {
         "data_sha256": "0" * 64,
         "commit": None,

@@ -1,4 +1,4 @@
-"""Claims about the cells of a study: they belong to one text, whatever versions of the software prepared it."""
+"""Claims about the cells of a study: they belong to one text, prepared by any versions of the software."""
 
 import json
 import shutil

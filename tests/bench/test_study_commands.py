@@ -61,7 +61,7 @@ def test_the_commands_of_probes_and_evaluation_are_understood():
 
 
 def test_a_probe_with_other_settings_has_another_folder_also_after_they_are_changed_back():
-    """Records of one folder are never those of other settings."""
+    """A folder never has records of other settings."""
     before = STUDY.probes[0]
     after = before.model_copy(update={"epochs": 9})
     made = [commands().probe(probe, "exported", "base-seed0") for probe in (before, after, before.model_copy())]

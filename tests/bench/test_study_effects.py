@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from bench.study.effects import Measured, examples_resampled, passes, verdict
+from bench.study.effects import CellMeasure, examples_resampled, passes, verdict
 from foundation.stats import counts_RS
-from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgement, make_cell
+from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgment, make_cell
 
 
 @pytest.mark.parametrize("measure", STUDY.known_measures())
@@ -19,7 +19,7 @@ def test_a_measures_resamples_are_of_its_examples_and_center_on_its_value(measur
 
 
 def test_the_auc_resampled_by_its_sums_is_that_of_resampled_sequences() -> None:
-    answers = judgement(0, 1.0)
+    answers = judgment(0, 1.0)
     exact = [
         roc_auc_score(answers.replaced, answers.d, sample_weight=np.repeat(count_S, LENGTH))
         for count_S in counts_RS(SEQUENCES)[:200]
@@ -38,7 +38,7 @@ MORE, LESS, _ = STUDY.predictions
 
 
 def test_an_effect_takes_only_the_seeds_that_both_rows_have() -> None:
-    found = Measured(cells(("base", 0), ("base", 1), ("better row", 1), ("better row", 2)), "BLiMP", STUDY)
+    found = CellMeasure(cells(("base", 0), ("base", 1), ("better row", 1), ("better row", 2)), "BLiMP", STUDY)
     effect = found.difference("better row", "base")
     assert effect.seeds == (1,)
     means = [make_cell(row, 1, skill).numbers["BLiMP"] for row, skill in (("better row", 1.6), ("base", 1.0))]
@@ -50,12 +50,12 @@ def test_a_cell_without_a_measure_takes_no_part_in_it() -> None:
     whole = cells(*WHOLE)
     for key in WHOLE[1:3]:
         del whole[key].numbers["SQuAD f1"]
-    measured = Measured(whole, "SQuAD f1", STUDY)
+    measured = CellMeasure(whole, "SQuAD f1", STUDY)
     assert measured.row("base").seeds == measured.difference("better row", "base").seeds == (0, 3, 4)
 
 
 def test_a_prediction_holds_or_is_refuted_only_by_an_interval_over_five_seeds_without_0() -> None:
-    found = Measured(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
+    found = CellMeasure(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
     assert found.interval is not None and found.interval[1] > 0
     assert (verdict(MORE, found), verdict(LESS, found)) == ("holds", "refuted")
     assert verdict(MORE, found._replace(interval=[0.1, -0.1, 0.3])) == "open: the interval holds 0"
@@ -76,23 +76,23 @@ def test_a_prediction_holds_or_is_refuted_only_by_an_interval_over_five_seeds_wi
 def test_a_prediction_holds_only_within_its_bounds(
     expected: tuple[float | None, float | None], interval: list[float], said: str
 ) -> None:
-    found = Measured(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
+    found = CellMeasure(cells(*WHOLE), "BLiMP", STUDY).difference("better row", "base")
     assert verdict(MORE.model_copy(update={"expected": expected}), found._replace(interval=interval)) == said
 
 
 def test_a_number_without_examples_has_an_interval_over_seeds_only() -> None:
     made = {("base", seed): make_cell("base", seed, entropy=float(seed)) for seed in STUDY.seeds}
-    found = Measured(made, "entropy", STUDY).row("base").interval
+    found = CellMeasure(made, "entropy", STUDY).row("base").interval
     draws = np.random.default_rng(1).integers(5, size=(10_000, 5)).mean(axis=1)
     assert found is not None and found[0] == 2
     assert found[1:] == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=0.21)
-    assert Measured(made, "entropy", STUDY).difference("base", "base").interval == [0, 0, 0]
+    assert CellMeasure(made, "entropy", STUDY).difference("base", "base").interval == [0, 0, 0]
 
 
 def test_too_few_seeds_decide_nothing() -> None:
-    found = Measured(cells(*WHOLE[:4], *WHOLE[5:9]), "BLiMP", STUDY).difference("better row", "base")
+    found = CellMeasure(cells(*WHOLE[:4], *WHOLE[5:9]), "BLiMP", STUDY).difference("better row", "base")
     assert verdict(MORE, found) == "open: 4 of at least 5 seeds"
-    assert verdict(MORE, Measured({}, "BLiMP", STUDY).difference("better row", "base")) == "not run"
+    assert verdict(MORE, CellMeasure({}, "BLiMP", STUDY).difference("better row", "base")) == "not run"
 
 
 def test_a_cell_that_fails_a_gate_decides_nothing() -> None:
@@ -100,4 +100,4 @@ def test_a_cell_that_fails_a_gate_decides_nothing() -> None:
     assert not passes(make_cell("base", 0, **{"own loss over entropy": 0.96}), STUDY)
     assert passes(make_cell("base", 0), STUDY)
     failing = cells(*WHOLE) | {("base", 3): make_cell("base", 3, **{"MLM loss": 5.6})}
-    assert verdict(MORE, Measured(failing, "BLiMP", STUDY).difference("better row", "base")) == "gates not passed"
+    assert verdict(MORE, CellMeasure(failing, "BLiMP", STUDY).difference("better row", "base")) == "gates not passed"

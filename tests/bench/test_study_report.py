@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.study.cell import Packed, conditions, is_finished, read_cells, write_cell
+from bench.study.cell import PackedArray, conditions, is_finished, read_cells, write_cell
 from bench.study.report import write_report
 from foundation.config import ConfigError
 from tests.bench.study_cells import STUDY, make_cell
@@ -65,7 +65,7 @@ def test_the_report_says_which_cells_the_reference_of_another_machine_measured(t
     write_report(tmp_path, STUDY)
     assert "## References" not in (tmp_path / "report.md").read_text()
     cell = make_cell("base", 2)
-    elsewhere = {"replaced": Packed.pack(cell.examples["frozen"]["replaced"].unpack() + 1)}
+    elsewhere = {"replaced": PackedArray.pack(cell.examples["frozen"]["replaced"].unpack() + 1)}
     examples = cell.examples | {"frozen": cell.examples["frozen"] | elsewhere}
     write_cell(tmp_path, STUDY, cell.model_copy(update={"examples": examples}))
     write_report(tmp_path, STUDY)
@@ -89,7 +89,7 @@ def test_a_cell_is_read_as_it_was_written_and_fits_100_kb(tmp_path: Path) -> Non
 
 def test_packed_numbers_and_truth_values_are_unpacked_as_they_were() -> None:
     for values in ([[0, 255], [3, 4]], [True, False], [0.25, 300.0, -2.0]):
-        found = Packed.pack(values).unpack()
+        found = PackedArray.pack(values).unpack()
         assert found.tolist() == values
         assert (found.dtype == bool) == (np.asarray(values).dtype == bool)
 

@@ -37,7 +37,7 @@ def test_a_dry_run_reports_each_problem_of_a_hostfile_in_one_line(
     if problem is None:
         assert process.returncode == 0, output
         assert "nothing was started; " in output and "ServerAliveInterval" in output
-        assert "node2: rank 1; " in output and "same code, packages and data, clock within" in output
+        assert "node2: 1 slot; " in output and "same code, packages and data" in output
         assert "deepspeed --hostfile hosts --module pretrain.run --preset small" in output
     else:
         assert process.returncode == 2, output

@@ -121,7 +121,7 @@ def start(launch: str, hosts: TwoHosts, slurm: Slurm, folder: Path) -> subproces
 
 
 def targets(row: Row, hosts: TwoHosts) -> list[int]:
-    """Processes that receive the row's signal; in a launch on two hosts, those of the second."""
+    """Processes that receive the row's signal; in a launch on two hosts, the second host's."""
     if row.target != GROUP:
         there = "node2" if row.launch != ONE_HOST and row.target.startswith("a ") else "node1"
         return [min(processes(hosts, there, row.target))]

@@ -119,7 +119,7 @@ def test_a_job_whose_supervisor_is_killed_has_saved_its_progress(
 
 
 @pytest.mark.long
-def test_a_cancelled_job_has_saved_its_progress(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
+def test_a_canceled_job_has_saved_its_progress(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
     wait_for(lambda: len(losses(folder)) >= 2)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.conftest import REPOSITORY
+
 ADDRESSES = {"node1": "10.77.0.11", "node2": "10.77.0.12"}
 COMMANDS = {"ip": "iproute2", "ssh": "openssh-client", "sshd": "openssh-server", "pdsh": "pdsh"}
 SLURM_COMMANDS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
@@ -41,7 +43,7 @@ AuthorizedKeysFile {folder}/key.pub
 StrictModes no
 UsePAM no
 PermitRootLogin yes
-SetEnv OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+SetEnv OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONPATH={repository}
 """
 SSH_CONFIG = """
 IdentityFile {folder}/key
@@ -110,7 +112,7 @@ class TwoHosts:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key)], check=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in ADDRESSES.items())]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
-        (self.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=self.folder))
+        (self.folder / "sshd_config").write_text(SSHD_CONFIG.format(folder=self.folder, repository=REPOSITORY))
         (self.folder / "ssh_config").write_text(SSH_CONFIG.format(folder=self.folder))
         (self.folder / "hostfile").write_text("".join(f"{name} slots=1\n" for name in ADDRESSES))
 
@@ -156,8 +158,8 @@ class TwoHosts:
         enter = _enter(self.hosts[host].pid, "--net", "--pid", "--mount", "--uts")
         return subprocess.Popen(
             [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(folder), *map(str, command)],
-            env={"PATH": SEARCH_PATH, "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
-            | {"OMP_WAIT_POLICY": "passive"}
+            env={"PATH": SEARCH_PATH, "HOME": os.environ["HOME"], "PYTHONPATH": str(REPOSITORY)}
+            | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
             | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

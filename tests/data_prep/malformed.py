@@ -74,9 +74,7 @@ def malformed_file(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     path.write_bytes(content)
     options: dict[str, Any] = {
         "documents": str(random.choice(["blank_line", "file"])),
-        "strict": bool(random.random() < 0.15),
         "dedup": str(random.choice(["none", "exact", "near"])),
-        "builder": str(random.choice(["lossless", "electra"])),
         "shard_mb": float(random.choice([0.0002, 0.001, 1.0])),
         "held_out": float(random.choice([0.0, 0.3])),
     }

@@ -1,4 +1,4 @@
-"""Real and random text, for tests that compare our ids and sentence ends with those of the libraries."""
+"""Real and random text, for tests that compare our ids and sentence ends with the libraries'."""
 
 import lzma
 from collections.abc import Iterator

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from data_prep.build_shards import BuildOptions, main
 from data_prep.building import _find_copies as find_copies
 from data_prep.manifest import load_manifest
+from data_prep.output import save_record
 from data_prep.pipeline import build_shard
-from data_prep.records import save_record
 from foundation.config import ConfigError
 from tests.data_prep.conftest import contents
 
@@ -202,8 +202,8 @@ def test_the_bytes_are_the_same_with_and_without_rapidgzip(options, packed, tmp_
     assert main(case) == 0
     assert len(load_manifest(case.output).shards) > 1
     assert "rapidgzip" not in capsys.readouterr().out
-    monkeypatch.setattr("data_prep.seeking.find_spec", lambda name: None)
+    monkeypatch.setattr("data_prep.unpacking.find_spec", lambda name: None)
     without = case.model_copy(update={"output": tmp_path / "without"})
     assert main(without) == 0
-    assert "one worker reads it from its beginning; several can after pip install rapidgzip" in capsys.readouterr().out
+    assert "one worker reads it; several can after pip install 'electra-sampler[packed]'" in capsys.readouterr().out
     assert contents(case.output) == contents(without.output)

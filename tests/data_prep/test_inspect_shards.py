@@ -1,4 +1,4 @@
-"""Claims about the output and exit codes of inspect_shards."""
+"""Claims about inspect_shards: its output and exit codes, and its checks, each of which finds its kind of damage."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,10 @@ import pytest
 
 from data_prep import workers
 from data_prep.build_shards import main as build
-from data_prep.inspect_shards import InspectOptions, main, verify
+from data_prep.inspect_shards import InspectOptions, main, problems_of, read_rows, verify
 from data_prep.manifest import load_manifest, save_manifest
-from data_prep.masking import bytes_per_copy, mask_size
-from data_prep.shards import IndexedFile
+from data_prep.masking import mask_size
+from data_prep.shards import file_problems
 from data_prep.workers import start_pool
 from foundation.config import ConfigError
 from foundation.files import sealed
@@ -71,37 +72,6 @@ def test_repairs_and_the_share_of_each_input_are_printed(options, tmp_path, caps
     assert re.search(r"input +1 b\.txt: 1 document, 9 characters, 4 word pieces", printed)
 
 
-def masks_at_the_beginning(folder):
-    """Rewrites the masks of all shards but the first so that they lie at the beginning of each sequence."""
-    manifest = load_manifest(folder)
-    for shard in manifest.shards[1:]:
-        lengths = IndexedFile(folder / shard.name).lengths
-        width = bytes_per_copy(manifest.seq_length)
-        positions = np.arange(8 * width)
-        masked = (positions >= 1) & (positions <= np.asarray(mask_size(lengths.astype(int)))[:, None])
-        bitmaps = np.tile(np.packbits(masked, axis=1, bitorder="little"), manifest.mask_copies)
-        sizes = np.full(len(lengths), bitmaps.shape[1], np.int32)
-        write_indexed(folder / f"{shard.name}.mask", bitmaps.ravel(), sizes)
-
-
-def rates_by_position(printed):
-    return [float(rate) for rate in re.search(r"by position +([\d. ]+) times", printed)[1].split()]
-
-
-def test_masks_of_every_shard_are_sampled_even_without_verify(copy, capsys):
-    masks_at_the_beginning(copy)
-    assert main(InspectOptions(folder=copy)) == 1
-    assert re.search(r"sequence \d+ has a special token masked; --verify finds all", capsys.readouterr().err)
-
-
-def test_verify_takes_its_figures_from_every_sequence(built, capsys):
-    manifest = load_manifest(built)
-    assert main(InspectOptions(folder=built, verify=True, workers=1)) == 0
-    printed = capsys.readouterr().out
-    assert f"in {manifest.totals.sequences:,} sequences with {manifest.mask_copies} masks each" in printed
-    assert all(0.9 < rate < 1.1 for rate in rates_by_position(printed))
-
-
 def test_a_flipped_bit_is_found_and_its_file_named(copy, capsys):
     path = copy / "held_out" / load_manifest(copy / "held_out").shards[0].name
     damaged = path.with_name(path.name + ".mask.bin")
@@ -122,26 +92,14 @@ def test_ledgers_that_do_not_balance_are_found(copy, capsys):
     assert "records: damaged, or from another build" in errors
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "found"),
-    [
-        (9, "sequence 0 has an id beyond the vocabulary"),
-        (65_536, "tokenizer: not the tokenizer named by the manifest"),
-    ],
-)
-def test_another_size_of_the_vocabulary_is_found_even_without_verify(copy, capsys, vocab_size, found):
-    save_manifest(load_manifest(copy).model_copy(update={"vocab_size": vocab_size}), copy)
+def test_a_missing_file_and_another_size_of_the_vocabulary_are_found_even_without_verify(copy, capsys):
+    save_manifest(load_manifest(copy).model_copy(update={"vocab_size": 65_536}), copy)
+    (copy / "shard-00001.mask.bin").unlink()
     for verify_all in (False, True):
-        assert main(InspectOptions(folder=copy, verify=verify_all, show=1, workers=1)) == 1
-        assert found in capsys.readouterr().err
-
-
-def test_an_id_beyond_the_vocabulary_is_found_even_without_verify(copy, capsys):
-    ids = np.fromfile(copy / "shard-00000.bin", np.uint16)
-    ids[1] = 65_535
-    ids.tofile(copy / "shard-00000.bin")
-    assert main(InspectOptions(folder=copy, show=1)) == 1
-    assert "sequence 0 has an id beyond the vocabulary" in capsys.readouterr().err
+        assert main(InspectOptions(folder=copy, verify=verify_all, workers=1)) == 1
+        errors = capsys.readouterr().err
+        assert "tokenizer: not the tokenizer named by the manifest" in errors
+        assert "shard-00001.mask.bin: No such file or directory" in errors
 
 
 @pytest.mark.timeout(20)  # the pipe has no writer
@@ -156,7 +114,7 @@ def test_an_index_without_items_or_a_pipe_is_named(copy, kind):
             (copy / f"{name}.idx").write_bytes(path.read_bytes()[:9] + struct.pack("<QBQQ", 1, code, 0, 1) + bytes(8))
             (copy / f"{name}.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"shard-00000: (cannot be read as an indexed file|holds 0 sequences)"):
-        main(InspectOptions(folder=copy))
+        next(read_rows(copy, load_manifest(copy).shards[0], load_manifest(copy)))
 
 
 def test_reasons_of_a_manifest_cannot_forge_a_line(copy, capsys):
@@ -171,30 +129,7 @@ def test_a_folder_without_shards_is_one_line_and_exit_code_2(tmp_path):
     done = run_script("data_prep/inspect_shards.py", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "is no folder of shards" in done.stderr
-
-
-def test_masks_are_compared_with_their_expected_distribution(built, capsys):
-    main(InspectOptions(folder=built))
-    printed = capsys.readouterr().out
-    runs, simulated = (float(re.search(rf"{name} +1: ([\d.]+)%", printed)[1]) for name in ("masked runs", "simulated"))
-    assert abs(runs - simulated) < 5
-    rates = re.search(r"by position +([\d. ]+) times the expected rate", printed)[1].split()
-    assert len(rates) == 8
-    assert all(0.9 < float(rate) < 1.1 for rate in rates)
-    assert "of the masked words, at most 2 in one mask" in printed
-
-
-def test_masked_tokens_are_colored_on_a_terminal_only(built, capsys, monkeypatch):
-    main(InspectOptions(folder=built, show=1))
-    assert "\033[" not in capsys.readouterr().out
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    main(InspectOptions(folder=built, show=1))
-    assert "\033[30;43m" in capsys.readouterr().out
-    monkeypatch.setenv("NO_COLOR", "1")
-    main(InspectOptions(folder=built, show=1))
-    assert "\033[" not in capsys.readouterr().out
+    assert "is no complete folder of shards" in done.stderr
 
 
 def test_a_tokenizer_other_than_the_shards_own_is_found(copy, capsys):
@@ -213,15 +148,13 @@ def test_an_unreadable_tokenizer_is_named(copy, damage):
         shutil.rmtree(path.parent)
     else:
         path.write_text(path.read_text()[:100])
-    done = run_script("data_prep/inspect_shards.py", copy)
-    assert done.returncode == 2
-    assert "no tokenizer can be read" in done.stderr and "Traceback" not in done.stderr
+    with pytest.raises(ConfigError, match="no tokenizer can be read"):
+        main(InspectOptions(folder=copy))
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_to_a_full_disk_is_a_readable_error(built, unbuffered):
+def test_output_to_a_full_disk_is_a_readable_error(built):
     command = [sys.executable, "data_prep/inspect_shards.py", built]
-    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command, cwd=REPOSITORY, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
@@ -232,27 +165,9 @@ def test_output_to_a_full_disk_is_a_readable_error(built, unbuffered):
 
 
 @pytest.fixture(scope="module")
-def alone(built):
-    with start_pool(1) as pool:
-        return verify(built, load_manifest(built), pool)
-
-
-@pytest.fixture(scope="module")
 def two_workers():
-    """Each imports megatron-core, which takes seconds, only once."""
     with start_pool(2) as pool:
         yield pool
-
-
-def test_every_sequence_is_counted_whatever_the_number_of_workers(built, alone, two_workers):
-    manifest = load_manifest(built)
-    assert len(manifest.shards) > 1
-    several = verify(built, manifest, two_workers)
-    (problems, ours), (others, theirs) = alone, several
-    assert problems == others == []
-    assert ours.sequences == manifest.totals.sequences
-    for name, value in vars(ours).items():
-        np.testing.assert_array_equal(value, getattr(theirs, name), name)
 
 
 @pytest.mark.parametrize(("shard_mb", "processes"), [(1000, []), (0.12, [2])])
@@ -269,13 +184,106 @@ def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monke
     assert started == processes
 
 
-def test_damage_in_several_shards_is_reported_in_their_order(built, tmp_path, two_workers):
+def test_two_workers_report_damage_in_several_shards_in_the_order_of_the_shards(built, tmp_path, two_workers):
+    assert verify(built, load_manifest(built), two_workers) == []
     copy = shutil.copytree(built, tmp_path / "copy")
     manifest = load_manifest(copy)
     damaged = [manifest.shards[number].name for number in (0, -1)]
     for name in damaged:
         with (copy / f"{name}.bin").open("r+b") as file:
             file.write(b"\xff\xff")
-    found, _ = verify(copy, manifest, two_workers)
-    assert [problem.split(":")[0] for problem in found[:2]] == [str(copy / name) for name in damaged]
-    assert all("changed since it was written (sha256)" in problem for problem in found[:2])
+    found = verify(copy, manifest, two_workers)
+    assert [problem.split(":")[0] for problem in found] == [str(copy / name) for name in damaged]
+    assert all("changed since it was written (sha256)" in problem for problem in found)
+
+
+@pytest.fixture(scope="module")
+def manifest(built):
+    return load_manifest(built)
+
+
+@pytest.fixture
+def rows(built, manifest):
+    [rows] = read_rows(built, manifest.shards[0], manifest)
+    return replace(rows, ids=rows.ids.copy(), masked=rows.masked.copy())
+
+
+def test_an_intact_shard_has_no_problems(built, manifest, rows):
+    assert problems_of(rows, manifest) == []
+    assert file_problems(built, manifest.shards[0]) == []
+
+
+def no_start(rows, special):
+    rows.ids[3, 0] = special.unk
+
+
+def second_start(rows, special):
+    rows.ids[3, 2] = special.cls
+
+
+def no_end(rows, special):
+    rows.ids[3, rows.lengths[3] - 1] = special.unk
+
+
+def mask_inside(rows, special):
+    rows.ids[3, 1] = special.mask
+
+
+def beyond_the_vocabulary(rows, special):
+    rows.ids[3, 1] = 60_000
+
+
+def masked_start(rows, special):
+    rows.masked[3, 0, 0] = True
+
+
+def one_too_many(rows, special):
+    free = np.flatnonzero(~rows.masked[3, 5, 1 : rows.lengths[3] - 1]) + 1
+    rows.masked[3, 5, free[0]] = True
+
+
+def masked_beyond(rows, special):
+    rows.masked[3, 0, rows.lengths[3] :] = True
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (no_start, "does not start with [CLS]"),
+        (second_start, "does not start with [CLS], or has a second one"),
+        (no_end, "does not end with [SEP]"),
+        (mask_inside, "has [MASK] or [PAD] among its tokens"),
+        (beyond_the_vocabulary, "has an id beyond the vocabulary"),
+        (masked_start, "has a special token masked"),
+        (one_too_many, "does not have ceil(0.15 n) masked positions"),
+        (masked_beyond, "has a mask beyond its end"),
+    ],
+)
+def test_each_damage_is_found_and_its_sequence_named(manifest, rows, damage, problem):
+    damage(rows, manifest.special_tokens)
+    found = problems_of(rows, manifest)
+    assert any(line.startswith(f"sequence 3 {problem}") for line in found), found
+
+
+def test_changed_and_missing_files_are_distinguished(built, manifest, tmp_path):
+    shard = manifest.shards[0]
+    for name in (shard.name + suffix for suffix in shard.written):
+        (tmp_path / name).write_bytes((built / name).read_bytes())
+    content = bytearray((tmp_path / "shard-00000.bin").read_bytes())
+    content[40] ^= 1
+    (tmp_path / "shard-00000.bin").write_bytes(content)
+    (tmp_path / "shard-00000.mask.idx").unlink()
+    assert file_problems(tmp_path, shard) == [
+        "shard-00000.bin: changed since it was written (sha256)",
+        "shard-00000.mask.idx: No such file or directory",
+    ]
+
+
+def test_masks_of_another_shape_are_refused(built, manifest, tmp_path):
+    shard = manifest.shards[0]
+    for name in (shard.name + suffix for suffix in shard.written):
+        (tmp_path / name).write_bytes((built / name).read_bytes())
+    wrong = np.zeros(3 * shard.sequences, np.uint8)
+    write_indexed(tmp_path / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
+    with pytest.raises(ConfigError, match="does not have one row of masks per sequence"):
+        next(read_rows(tmp_path, shard, manifest))

@@ -7,7 +7,6 @@ import pytest
 from scipy.stats import chi2
 
 from data_prep import masking
-from data_prep.inspection import run_lengths
 from data_prep.masking import COPIES_PER_SHUFFLE, Masker, bytes_per_copy, mask_size
 from data_prep.sequences import TokenStream, build_sequences
 
@@ -173,6 +172,12 @@ def test_a_simulated_mask_is_k_maskable_tokens():
         assert not (masked & ~MASKABLE).any()
 
 
+def run_lengths(masked):
+    """The lengths of the unbroken runs of masked positions."""
+    edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
+    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+
+
 def test_the_simulation_and_the_masker_have_the_same_run_lengths():
     """One is slow and simple, the other vectorized. Special ids are 0 and 1, `##` pieces are 3."""
     random = np.random.default_rng(0)
@@ -219,7 +224,7 @@ class Corpus:
         every = np.cumsum(np.ceil(random.lognormal(1.5, 1.2, len(sentence_ends))).astype(int))
         document_ends = np.append(sentence_ends[every[every < len(sentence_ends)] - 1], word_ends[-1])
         stream = TokenStream(ids, piece == 0, sentence_ends, np.unique(document_ends))
-        self.ids, self.lengths = build_sequences(stream, self.seq_length, "documents", "lossless", 0, 1, random)
+        self.ids, self.lengths = build_sequences(stream, self.seq_length, "documents", 0, 1, random)
         self.text_T = ~self.special[self.ids]
         self.sequence_T = np.repeat(np.arange(len(self.lengths)), self.lengths)[self.text_T]
         self.place_T = (np.arange(len(self.ids)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths))[

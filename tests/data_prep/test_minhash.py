@@ -125,7 +125,7 @@ def test_keys_never_change_because_builds_resume_with_those_on_disk():
 
 
 def edited(text, others, rate, random):
-    """The text with words replaced, or left out, or with its end replaced by that of another text."""
+    """The text with words replaced, or left out, or with its end replaced by another text's."""
     words, other = text.split(" "), others[random.integers(len(others))].split(" ")
     kind = random.integers(3)
     if kind == 0:

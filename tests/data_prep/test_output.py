@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from data_prep.manifest import load_manifest
-from data_prep.output import locked, open_plan, prepare, refuse_another
-from data_prep.records import PLAN, Plan, load_record, save_record
+from data_prep.output import PLAN, Plan, load_record, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.sentences import load_model
 from data_prep.tokens import WordPiece
 from foundation.config import ConfigError
@@ -33,7 +32,7 @@ def test_the_plan_can_be_read_before_and_after_the_manifest_is_written(built, pl
 
 def test_a_folder_with_foreign_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match="do not belong to a build"):
+    with pytest.raises(ConfigError, match="holds files, but not the plan"):
         open_plan(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -42,12 +41,12 @@ def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_p
     shutil.copytree(built, tmp_path / "logless")
     shutil.rmtree(tmp_path / "logless" / "records")
     (tmp_path / "begun" / ".records").mkdir(parents=True)
-    cases = {
-        tmp_path / "logless": r"cannot be checked: it has no records; choose",
-        tmp_path / "begun": "do not belong to a build",
-    }
-    for folder, reason in cases.items():
-        with pytest.raises(ConfigError, match=reason):
+    cases = (
+        tmp_path / "logless",
+        tmp_path / "begun",
+    )
+    for folder in cases:
+        with pytest.raises(ConfigError, match=r"holds files, but not the plan of their build .*; choose an empty"):
             open_plan(folder)
 
 
@@ -79,9 +78,7 @@ def test_half_written_files_are_removed(built, tmp_path):
 def test_records_whose_plan_is_damaged_are_one_clear_line(built, tmp_path):
     shutil.copytree(built / "records", tmp_path / "records")
     (tmp_path / "records" / "plan.json").write_bytes(b"{")
-    with pytest.raises(
-        ConfigError, match=r"plan\.json is missing or damaged: the settings of that build cannot be read"
-    ):
+    with pytest.raises(ConfigError, match=r"plan\.json is missing or damaged"):
         open_plan(tmp_path)
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from data_prep.pairs import Pairs, distinct, matched, relinked
+from data_prep.duplicates import Pairs, distinct, matched, relinked
 
 
 @pytest.mark.parametrize("ranges", [1, 2, 7, 50])

@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 
-from data_prep.curation.curator import Curator
 from data_prep.formats import Reading
 from data_prep.manifest import HELD_OUT_NAME, load_manifest
 from data_prep.output import prepare
-from data_prep.pipeline import Intake, build_shard
-from data_prep.planning import Range
-from data_prep.punkt import Punkt
-from data_prep.reading import Reader
-from data_prep.sentences import find_model, load_model, split_sentences
+from data_prep.pipeline import build_shard
+from data_prep.sentences import Punkt, load_model, split_sentences
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
-from data_prep.tokens import WordPiece, open_tokenizer
-from foundation.config import ConfigError
+from data_prep.tokens import WordPiece
 
 from .conftest import read_shards
 
@@ -114,14 +109,14 @@ def books_of(built, tmp_path):
     (tmp_path / "out").mkdir()
     prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
 
-    def build(files, *, strict=False, duplicates=None, **changes):
+    def build(files, *, duplicates=None, **changes):
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(content)
         inputs = sorted({(tmp_path / name).parent for name in files})
         [(_, chunks)] = read_shards(find_sources(inputs), 1e9, Reading())
         config = manifest.config.model_copy(update={"held_out": 0.0} | changes)
-        return build_shard("shard-00000", "", iter(chunks), duplicates or {}, config, tmp_path / "out", strict).books
+        return build_shard("shard-00000", "", iter(chunks), duplicates or {}, config, tmp_path / "out").books
 
     return build
 
@@ -179,56 +174,3 @@ def test_duplicates_are_dropped_by_their_number_in_the_shard(books_of):
     assert books.documents.dropped == {"duplicate": 1, "near_duplicate": 1}
     assert books.characters.dropped == {"duplicate": 3, "near_duplicate": 3}
     assert books.balances
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("a.txt", b"Ka.\n\nLo \xff", 8),
-        ("a.jsonl", b'{"text": "Ka."}\n{broken', 16),
-        ("a.xml", b"<mediawiki>\n<page><text>Ka", 12),
-        ("wiki_00", b'<doc id="1">\nKa \xff</doc>', 16),
-    ],
-)
-def test_strict_refuses_what_is_malformed_by_file_and_place(books_of, name, content, place):
-    assert books_of({f"in/{name}": content}).balances
-    with pytest.raises(ConfigError, match=rf"strict: .*{name} has .* at byte {place};"):
-        books_of({f"in/{name}": content}, strict=True)
-
-
-def test_text_discarded_by_googles_builder_is_counted(books_of):
-    text = b"\n\n".join(b"Ka lo mi ne ru so ta vu " * (20 + n) + b"." for n in range(50))
-    books = books_of({"in/a.txt": text}, builder="electra")
-    assert books.balances
-    assert 0.05 < books.word_pieces.dropped["truncated"] / books.word_pieces.read < 0.9
-    assert books_of({"in/a.txt": text}).word_pieces.dropped == {}
-
-
-def test_batches_have_bounded_size(tmp_path, built):
-    (tmp_path / "a.txt").write_bytes(b"\n\n".join([b"Ka lo mi. " * 1000] * 500))
-    [(_, chunks)] = read_shards(find_sources([tmp_path]), 1e9, Reading())
-    batches = list(Intake(iter(chunks), {}, load_manifest(built).config, False, Curator()).batches())
-    assert sum(map(len, batches)) == 500
-    assert max(sum(len(text.cleaned.text) for text in batch) for batch in batches) < (1 << 20) + 10_001
-
-
-def test_batches_of_tiny_documents_hold_a_few_thousand_at_most(tmp_path, built):
-    """A million documents of one letter used to be one batch of 600 MB."""
-    (tmp_path / "a.txt").write_bytes(b"a\n\n" * 50_000)
-    [(_, chunks)] = read_shards(find_sources([tmp_path]), 1e9, Reading())
-    batches = list(Intake(iter(chunks), {}, load_manifest(built).config, False, Curator()).batches())
-    assert sum(map(len, batches)) == 50_000
-    assert max(map(len, batches)) < 5000
-
-
-@pytest.mark.parametrize(("seq_length", "share"), [(128, 0.140), (512, 0.037)])
-def test_googles_builder_discards_the_measured_share_of_real_text(shared_data, tmp_path, built, seq_length, share):
-    """The shares were measured with google-research/electra's own builder."""
-    manifest = load_manifest(built)
-    prepare(tmp_path, open_tokenizer(str(shared_data / "vocab")), load_model(find_model(shared_data / "nltk_data")))
-    [source] = find_sources([shared_data / "wiki" / "enwiki-AA-0.xz"])
-    with Reader(Reading(), budget=10_000_000) as reader:
-        chunk = next(reader.chunks(Range(source)))
-    config = manifest.config.model_copy(update={"seq_length": seq_length, "builder": "electra", "held_out": 0.0})
-    pieces = build_shard("shard-00000", "", iter([chunk]), {}, config, tmp_path).books.word_pieces
-    assert pieces.dropped["truncated"] / pieces.read == pytest.approx(share, abs=0.006)

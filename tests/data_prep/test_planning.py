@@ -52,7 +52,7 @@ def test_small_files_share_a_shard_in_their_order(tmp_path):
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".xz", lzma.compress), (".gz", gzip.compress)])
 def test_one_worker_writes_all_shards_of_a_file_that_cannot_be_sought(tmp_path, monkeypatch, suffix, pack):
-    monkeypatch.setattr("data_prep.seeking.find_spec", lambda name: None)
+    monkeypatch.setattr("data_prep.unpacking.find_spec", lambda name: None)
     text = "\n\n".join(words(2000, 300)).encode()
     (tmp_path / f"a.txt{suffix}").write_bytes(pack(text))
     [task] = plan_shards(find_sources([tmp_path]), len(text) / 4)

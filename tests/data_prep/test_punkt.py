@@ -1,4 +1,4 @@
-"""Claims about the fast Punkt scan: its results are those of NLTK."""
+"""Claims about the fast Punkt scan: its results equal NLTK's."""
 
 import random
 import re
@@ -8,8 +8,7 @@ import pytest
 import regex
 from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 
-from data_prep.punkt import _MARK, _SPACE, Punkt, PunktModel
-from data_prep.sentences import find_model, load_model
+from data_prep.sentences import _MARK, _SPACE, Punkt, PunktModel, find_model, load_model
 
 from .real_text import corpus_files, fuzz_documents, lines_of, some_files
 

@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.manifest import Books, load_manifest
-from data_prep.records import PLAN, Plan, ShardRecord, load_record, save_record
+from data_prep.output import PLAN, Plan, ShardRecord, load_record, save_record
 
 
 def names(folder):

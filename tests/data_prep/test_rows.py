@@ -1,13 +1,10 @@
 """Claims about tables of documents."""
 
-from pathlib import Path
-
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_prep.formats import Reading
-from data_prep.rows import hub_name, hub_parts, read_rows
+from data_prep.formats import Reading, read_rows
 from data_prep.sources import find_sources
 from foundation.config import ConfigError
 
@@ -22,8 +19,7 @@ def write(path, columns, **settings):
 
 
 def rows_of(path, column="text"):
-    [source] = find_sources([path])
-    return list(read_rows(source, 0, None, column))
+    return list(read_rows(path, 0, None, column))
 
 
 @pytest.mark.parametrize("rows", [7, 1000])
@@ -78,7 +74,7 @@ def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
 
 def test_a_table_without_any_text_column_is_refused(tmp_path):
     path = write(tmp_path / "a.parquet", {"id": [1]})
-    with pytest.raises(ConfigError, match=r"no text column named text; it has no text column at all: replace it$"):
+    with pytest.raises(ConfigError, match=r"no text column named text; it has none at all: replace it$"):
         rows_of(path)
 
 
@@ -96,10 +92,10 @@ def test_a_row_group_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatc
     texts = ["Ka lo mi."] * others + ["Ka lo mi. " * 300_000]
     path = write(tmp_path / "a.parquet", {"text": texts}, use_dictionary=dictionary)
     assert len(rows_of(path)) == others + 1
-    monkeypatch.setattr("data_prep.rows.LONGEST_RECORD", 2_000_000)
+    monkeypatch.setattr("data_prep.formats.LONGEST_RECORD", 2_000_000)
     with pytest.raises(ConfigError, match=r"a\.parquet has a text of 2 MiB, expected at most 1 MiB: too large"):
         rows_of(path)
-    monkeypatch.setattr("data_prep.rows._LARGEST_GROUP", 2_500_000)
+    monkeypatch.setattr("data_prep.formats._LARGEST_GROUP", 2_500_000)
     with pytest.raises(ConfigError, match=r"a\.parquet has a row group with 2 MiB of text, expected at most 2: too"):
         rows_of(path)
 
@@ -121,37 +117,3 @@ def test_a_text_of_any_size_takes_less_than_a_gigabyte(tmp_path, texts, end, mos
     ended, peak = peak_of_reading(tmp_path / "a.parquet")
     assert ended == end
     assert peak < most
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("hub:wikimedia/wikipedia", ("wikimedia/wikipedia", None, None)),
-        ("hub:wikimedia/wikipedia:20231101.en", ("wikimedia/wikipedia", "20231101.en", None)),
-        ("hub:wikimedia/wikipedia:20231101.en@b04c8d1", ("wikimedia/wikipedia", "20231101.en", "b04c8d1")),
-        ("hub:wikimedia/wikipedia@b04c8d1", ("wikimedia/wikipedia", None, "b04c8d1")),
-    ],
-)
-def test_a_name_on_the_hub_may_have_a_configuration_and_a_revision(given, expected):
-    assert hub_name(Path(given)) == expected
-
-
-def test_a_dataset_is_streamed_through_the_datasets_library(tmp_path, monkeypatch):
-    """A local folder replaces the hub: `datasets` accepts both."""
-    for library in ("huggingface_hub.constants", "datasets.config"):  # these read the environment on import
-        monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "corpus").mkdir()
-    for part in range(3):
-        table = {"text": TEXTS[part::3], "id": list(range(1000))[part::3]}
-        write(tmp_path / "corpus" / f"train-{part:05d}-of-00003.parquet", table)
-    [source] = find_sources([Path("hub:corpus")])
-    assert hub_parts(source.path) == 3
-    for part in range(3):
-        expected = [text.encode() for text in TEXTS[part::3]]
-        assert list(read_rows(source, part, part + 1, "text")) == expected
-    assert len(rows_of(Path("hub:corpus"))) == 1000
-    with pytest.raises(ConfigError, match="no text column named body"):
-        rows_of(Path("hub:corpus"), "body")
-    with pytest.raises(ConfigError, match=r"hub:no/such cannot be streamed.*network"):
-        rows_of(Path("hub:no/such"))

@@ -11,8 +11,8 @@ import pytest
 from data_prep.formats import Reading
 from data_prep.planning import plan_shards
 from data_prep.reading import Reader
-from data_prep.seeking import make_index
 from data_prep.sources import find_sources
+from data_prep.unpacking import make_index
 from foundation.config import ConfigError
 
 from .packers import bgzf
@@ -75,7 +75,7 @@ def test_zeros_in_place_of_a_block_of_bgzf_are_an_error_that_names_the_file(tmp_
 
 
 def test_the_bits_that_begin_a_block_may_be_in_the_map_of_its_bytes(tmp_path):
-    """The map says which 16s of bytes occur, then which bytes of each: here 3141, 5926, 5359, and those of the rest."""
+    """The map says which 16s of bytes occur, then which bytes of each: 3141, 5926, 5359 and the rest."""
     used = [*"!#$'*-.13679;<?p", "\U0001f618"]
     text = "".join(random.Random(0).choices(used, k=10_000))
     packed = bz2.compress(text.encode())

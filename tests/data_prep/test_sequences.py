@@ -18,9 +18,9 @@ def make_stream(random, documents=60, sentence=(1, 40)):
     return TokenStream(ids, ids % 2 == 0, sentence_ends, document_ends)
 
 
-def build(stream, seq_length=64, packing="documents", seed=0, builder="lossless", one_segment=False):
+def build(stream, seq_length=64, packing="documents", seed=0, one_segment=False):
     random = np.random.default_rng(seed)
-    ids, lengths = build_sequences(stream, seq_length, packing, builder, CLS, SEP, random, one_segment)
+    ids, lengths = build_sequences(stream, seq_length, packing, CLS, SEP, random, one_segment)
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
@@ -86,18 +86,15 @@ def test_one_sequence_in_ten_has_a_single_segment():
     assert abs(np.mean([(sequence == SEP).sum() == 1 for sequence in full]) - 0.1) < 0.02
 
 
-@pytest.mark.parametrize(
-    ("packing", "builder"), [("documents", "lossless"), ("full", "lossless"), ("documents", "electra")]
-)
+@pytest.mark.parametrize("packing", ["documents", "full"])
 @pytest.mark.parametrize("seq_length", [8, 64, 512])
-def test_on_request_no_sequence_has_a_second_segment(stream, packing, builder, seq_length):
-    sequences = build(stream, seq_length, packing, builder=builder, one_segment=True)
+def test_on_request_no_sequence_has_a_second_segment(stream, packing, seq_length):
+    sequences = build(stream, seq_length, packing, one_segment=True)
     for sequence in sequences:
         assert sequence[0] == CLS
         assert np.flatnonzero(sequence == SEP).tolist() == [len(sequence) - 1]
         assert 3 <= len(sequence) <= seq_length
-    if builder == "lossless":
-        assert np.array_equal(np.concatenate([text_of(sequence) for sequence in sequences]), stream.ids)
+    assert np.array_equal(np.concatenate([text_of(sequence) for sequence in sequences]), stream.ids)
     if packing == "full":
         assert {len(sequence) for sequence in sequences[:-1]} <= {seq_length}
 
@@ -138,30 +135,5 @@ def test_equal_random_streams_give_equal_sequences(stream):
 def test_no_text_gives_no_sequences(packing):
     nothing = np.empty(0, np.int64)
     stream = TokenStream(np.empty(0, np.uint16), np.empty(0, bool), nothing, nothing)
-    ids, lengths = build_sequences(stream, 64, packing, "lossless", CLS, SEP, np.random.default_rng(0))
+    ids, lengths = build_sequences(stream, 64, packing, CLS, SEP, np.random.default_rng(0))
     assert len(ids) == len(lengths) == 0
-
-
-@pytest.mark.parametrize("seq_length", [16, 64, 512])
-def test_googles_builder_takes_whole_sentences_and_discards_the_overflow(stream, seq_length):
-    sequences = build(stream, seq_length, builder="electra")
-    starts = np.concatenate(([0], stream.sentence_ends[:-1]))
-    position = 0
-    for sequence in sequences:
-        assert len(sequence) <= seq_length
-        segments = np.split(sequence, np.flatnonzero(sequence == SEP))[:-1]
-        for segment in segments:
-            text = text_of(segment)
-            while not np.array_equal(stream.ids[position : position + len(text)], text):
-                position = int(starts[np.searchsorted(starts, position, side="right")])
-            position += len(text)
-    kept = sum(len(text_of(sequence)) for sequence in sequences)
-    assert kept < len(stream.ids)
-    assert max(len(sequence) for sequence in sequences) == seq_length
-
-
-def test_googles_builder_discards_nothing_if_sentences_are_single_tokens(stream):
-    single = TokenStream(stream.ids, stream.word_starts, np.arange(1, len(stream.ids) + 1), stream.document_ends)
-    lost = len(stream.ids) - sum(len(text_of(sequence)) for sequence in build(single, 64, builder="electra"))
-    # its target ignores special tokens, so a full sequence always loses three tokens, or two with one segment
-    assert 0 < lost < 3 * len(build(single, 64, builder="electra"))

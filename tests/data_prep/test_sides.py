@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from data_prep import sides
-from data_prep.inspection import file_problems
+from data_prep import pipeline
+from data_prep.inspect_shards import file_problems
 from data_prep.manifest import load_manifest
+from data_prep.pipeline import Side
 from data_prep.shards import IndexedFile
-from data_prep.sides import Side
 from data_prep.tokens import WordPiece
 
 
@@ -67,7 +67,7 @@ def test_another_key_draws_other_masks_for_the_same_text(tokenizer, config, tmp_
 
 @pytest.mark.parametrize(("limit", "most"), [("_TOKENS_AT_ONCE", 1000), ("_DOCUMENTS_AT_ONCE", 3)])
 def test_memory_does_not_grow_with_the_text_and_no_token_is_lost(tokenizer, config, tmp_path, monkeypatch, limit, most):
-    monkeypatch.setattr(sides, limit, most)
+    monkeypatch.setattr(pipeline, limit, most)
     side = Side("key", config, tokenizer, tmp_path, "shard-00000")
     for ids, lengths in documents(tokenizer, 50):
         side.add(ids, lengths)

@@ -53,12 +53,6 @@ def test_a_broken_link_is_an_error_and_not_skipped(tmp_path):
         find_sources([tmp_path])
 
 
-def test_a_dataset_on_the_hub_is_named_by_its_prefix():
-    [source] = find_sources([Path("hub:wikimedia/wikipedia:20231101.en")])
-    assert source.on_hub
-    assert source.key == "0/hub:wikimedia/wikipedia:20231101.en"
-
-
 def test_a_source_records_its_input(tmp_path):
     for name in ("wiki", "books"):
         (tmp_path / name).mkdir()
@@ -135,3 +129,19 @@ def test_a_name_that_is_not_utf8_has_a_key_that_is(tmp_path):
     [source] = find_sources([Path(folder)])
     assert (source.key, source.origin) == (r"0/\xff.txt", r"0 caf\xe9")
     assert source.path.read_text() == "a"
+
+
+def test_a_dataset_of_the_hub_is_its_files_of_the_train_split(tmp_path, monkeypatch):
+    """A local folder replaces the hub: `datasets` accepts both."""
+    for library in ("huggingface_hub.constants", "datasets.config"):  # these read the environment on import
+        monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for part in range(3):
+        (tmp_path / "corpus" / f"train-{part:05d}-of-00003.jsonl").write_text('{"text": "Ka lo."}\n')
+    (tmp_path / "corpus" / "test-00000-of-00001.jsonl").write_text('{"text": "Mi ne."}\n')
+    sources = find_sources([Path("hub:corpus")])
+    assert [source.path.name for source in sources] == [f"train-{part:05d}-of-00003.jsonl" for part in range(3)]
+    assert {source.origin for source in sources} == {"0 hub:corpus"}
+    with pytest.raises(ConfigError, match=r"hub:no/such cannot be downloaded.*network"):
+        find_sources([Path("hub:no/such")])

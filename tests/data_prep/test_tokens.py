@@ -209,17 +209,6 @@ def test_capital_letters_in_a_vocabulary_make_it_case_sensitive(tmp_path):
     assert ids.tolist() == [5, 6]
 
 
-def test_a_few_capital_letters_in_a_vocabulary_are_reported(tmp_path, capsys):
-    tokens = [*SPECIAL_TOKENS, *(f"word{number}" for number in range(200))]
-    for added, warned in (("paris", 0), ("Paris", 1)):
-        (tmp_path / "vocab.txt").write_text("\n".join([*tokens, added]))
-        assert open_tokenizer(str(tmp_path / "vocab.txt")).normalized("PARIS") == ("PARIS" if warned else "paris")
-        assert capsys.readouterr().out.count("WARNING: vocab: text keeps its case, as 1 of 201 tokens") == warned
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    assert open_tokenizer(str(tmp_path / "vocab.txt")).normalized("PARIS") == "paris"
-    assert "WARNING" not in capsys.readouterr().out
-
-
 def write_missing_special(folder):
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nka")
 

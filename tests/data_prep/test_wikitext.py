@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from data_prep.cleaning import clean
-from data_prep.formats import Reading
+from data_prep.cleaning import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unclosed, clean, plain_text
+from data_prep.formats import Reading, page_text
 from data_prep.reading import sample_chunks
 from data_prep.sources import find_sources
-from data_prep.wikitext import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unclosed, page_text, plain_text
 
 
 @pytest.mark.parametrize(

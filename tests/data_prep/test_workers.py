@@ -1,7 +1,6 @@
 """Claims about pools of workers."""
 
 import errno
-import gc
 import os
 import signal
 import time
@@ -46,12 +45,13 @@ def test_one_worker_is_this_process_and_two_are_new_ones():
 
 def test_there_are_no_more_workers_than_tasks_and_none_but_this_process_for_one():
     with start_pool(8) as pool:
-        pool.limit(2)
-        pool.start()
+        pool.start(2)
         assert len(active_children()) == 2
+    with start_pool(1) as pool:
+        pool.start(8)
+        assert pool.size == 1
     with start_pool(8) as pool:
-        pool.limit(1)
-        pool.start()
+        pool.start(1)
         assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
         assert active_children() == []
 
@@ -66,26 +66,6 @@ def test_without_semaphores_one_process_does_the_work_and_says_so(capsys, monkey
     with start_pool(2) as pool:
         assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
     assert "no semaphores (/dev/shm)" in capsys.readouterr().out
-
-
-def test_a_limit_adds_no_workers():
-    with start_pool(1) as pool:
-        pool.limit(8)
-        assert pool.size == 1
-
-
-def test_items_are_generated_only_when_workers_need_them():
-    taken = []
-
-    def items():
-        for number in range(50):
-            taken.append(number)
-            yield number
-
-    with start_pool(2) as pool:
-        results = pool.run(add, items(), 0)
-        next(results)
-        assert len(taken) <= 2 * pool.size + 1
 
 
 def test_a_user_error_in_a_worker_arrives_unchanged():
@@ -127,10 +107,3 @@ def test_no_worker_outlives_a_killed_build(tmp_path):
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_a_pool_leaves_the_garbage_collector_as_it_was():
-    before = gc.get_threshold()
-    with start_pool(1):
-        assert gc.get_threshold() != before
-    assert gc.get_threshold() == before

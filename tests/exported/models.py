@@ -22,6 +22,8 @@ HEADS = (
     *("Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForMultipleChoice"),
 )
+FEW = ("Model", "ForMaskedLM", "ForMultipleChoice")
+"""The encoder, a head whose matrix is tied to it, and one that folds its inputs; all heads are Hugging Face's own."""
 
 
 def new_model(head: str, **settings: Any) -> Any:

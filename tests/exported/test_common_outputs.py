@@ -1,5 +1,5 @@
 """Claims that transformers' own tests make of every model (`tests/test_modeling_common.py` there), about the outputs
-of every class of an export with relative position, in our own words.
+of an export with relative position, in our own words.
 
 What does not apply there, and why:
 
@@ -21,10 +21,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.exported.models import HEADS, LENGTH, TINY, inputs, labels, loss, new_model
+from tests.exported.models import FEW, LENGTH, TINY, inputs, labels, loss, new_model
 
 ALL = {"output_hidden_states": True, "output_attentions": True}
-every_head = pytest.mark.parametrize("head", HEADS)
+every_head = pytest.mark.parametrize("head", FEW)
 
 
 @every_head
@@ -118,7 +118,7 @@ def test_a_row_has_the_output_that_it_has_alone_and_without_its_padding(head: st
         torch.testing.assert_close(alone, whole[:, :length] if whole.shape[1:2] == (LENGTH,) else whole)
 
 
-@pytest.mark.parametrize(("head", "dtype"), [*((head, torch.float32) for head in HEADS), ("Model", torch.bfloat16)])
+@pytest.mark.parametrize(("head", "dtype"), [*((head, torch.float32) for head in FEW), ("Model", torch.bfloat16)])
 def test_eager_attention_is_sdpa(head: str, dtype: torch.dtype) -> None:
     gradients = []
     for attention in ("eager", "sdpa"):
@@ -158,7 +158,8 @@ def test_every_weight_learns_from_a_loss(head: str) -> None:
 @every_head
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_no_gradient(head: str, reentrant: bool) -> None:
-    model = new_model(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    rates = ("hidden_dropout_prob", "attention_probs_dropout_prob", "summary_last_dropout")
+    model = new_model(head, **dict.fromkeys(rates, 0.0)).train()
     loss(model, head).backward()
     expected = {name: weight.grad for name, weight in model.named_parameters()}
     model.zero_grad()

@@ -1,5 +1,5 @@
-"""Claims that transformers' own tests make of every model, about the weights and configuration of every class of an
-export with relative position, in our own words; what does not apply: test_common_outputs.py.
+"""Claims that transformers' own tests make of every model, about the weights and configuration of an export
+with relative position, in our own words; what does not apply: test_common_outputs.py.
 
 Loaded weights are equal bit for bit, their outputs within rounding: a loaded weight lies at any multiple of its
 element size, and a matrix product's last bit depends on the alignment of its operands.
@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from pretrain.huggingface import modeling_electra_sampler as code
-from tests.exported.models import HEADS, TINY, inputs, new_model
+from tests.exported.models import FEW, TINY, inputs, new_model
 
-every_head = pytest.mark.parametrize("head", HEADS)
-every_task = pytest.mark.parametrize("head", HEADS[1:])
+every_head = pytest.mark.parametrize("head", FEW)
+every_task = pytest.mark.parametrize("head", FEW[1:])
 COMPLETE = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}
 
 

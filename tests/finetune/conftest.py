@@ -15,9 +15,9 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
-from finetune.config import FinetuneOptions, GlueOptions, SquadOptions, TaggingOptions
+from finetune.config import FinetuneOptions, GlueConfig, GlueOptions, SquadConfig, SquadOptions, TaggingOptions
 from finetune.glue import job as glue
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from finetune.running import run_list
 from finetune.running.records import RunIdentity, RunRecord
 from finetune.squad import job as squad
@@ -72,12 +72,6 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
     assert done.returncode == 0, done.stdout + done.stderr
     export(ExportOptions(run=folder / "run", out=folder / "model"))
     return folder / "model"
-
-
-@pytest.fixture(scope="session")
-def pretraining_run(pretrained_model: Path) -> Path:
-    """The run that `pretrained_model` was exported from, with checkpoints of steps 20 and 40."""
-    return pretrained_model.parent / "run"
 
 
 def tagged_text(count: int, seed: int) -> str:
@@ -168,12 +162,12 @@ def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
 def run_queue(options: FinetuneOptions) -> int:
     """Does the runs of a command in this process; returns its exit code."""
     room: Any = {GlueOptions: glue, SquadOptions: squad, TaggingOptions: tagging}[type(options)]
-    return run_list.run_queue(options, room.select, room.load)
+    return run_list.run_queue(options, room.load)
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
     """A finished CoLA run of a small model; `changes` set fields of any of its parts."""
-    settings = settings_for("CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})
+    settings = settings_for(GlueConfig, "CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})
     identity = {
         "task": "CoLA",
         "seed": 1,
@@ -204,5 +198,10 @@ def squad_record(score: float, **changes: Any) -> RunRecord:
     """A finished SQuAD 2.0 run whose scores are all `score`."""
     names = ("exact", "f1", "best_exact", "best_f1", "HasAns_exact", "HasAns_f1", "NoAns_f1")
     scores = {"dev": dict.fromkeys(names, score)}
-    given = {"train_examples": 130_319, "settings": squad_settings_for(256, 512, {}), "last": scores, "best": scores}
+    given = {
+        "train_examples": 130_319,
+        "settings": settings_for(SquadConfig, "SQuAD 2.0", 256, 512, {}),
+        "last": scores,
+        "best": scores,
+    }
     return make_record(task="SQuAD 2.0", **(given | changes))

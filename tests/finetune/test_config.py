@@ -13,7 +13,7 @@ from finetune.config import (
     SquadConfig,
     SquadOptions,
 )
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
 
@@ -36,7 +36,11 @@ def test_the_help_shows_the_defaults_filled_in_by_the_presets(
     shown = {words[0][2:]: " ".join(words[1:]) for words in lines}
     squad = options is SquadOptions
     for size, hidden_size in (("small", 256), ("base", 768)):
-        settings = squad_settings_for(hidden_size, 512, {}) if squad else settings_for("CoLA", hidden_size, 512, {})
+        settings = (
+            settings_for(SquadConfig, "SQuAD 2.0", hidden_size, 512, {})
+            if squad
+            else settings_for(GlueConfig, "CoLA", hidden_size, 512, {})
+        )
         for name in type(settings).model_fields.keys() & options.model_fields.keys():
             value = getattr(settings, name)
             default = "off" if value is False else str(value)
@@ -46,8 +50,7 @@ def test_the_help_shows_the_defaults_filled_in_by_the_presets(
 
 def test_every_override_is_a_setting() -> None:
     given = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
-    given |= {"head": "hf", "both_orders": True, "plain_scores": True, "legacy_layer_decay": True}
-    given |= {"legacy_adam": True, "multiplicative_warmup": True, "betas": (0.9, 0.98)}
+    given |= {"head": "hf", "layer_decay": 0.9, "betas": (0.9, 0.98)}
     by_option = {name: value for name, value in given.items() if name in GlueOptions.model_fields}
     assert by_option.keys() == {"learning_rate", "epochs", "batch_size", "max_length", "head"}
     by_set = tuple(f"{name}={json.dumps(given[name])}" for name in given.keys() - by_option.keys())
@@ -71,7 +74,7 @@ def test_a_seed_outside_63_bits_is_refused(seed: str) -> None:
 
 def test_overrides_of_squad_are_settings_too() -> None:
     given = {"stride": 64, "max_question": 32, "head": "xlnet", "epochs": 2}
-    options = SquadOptions.from_values({"model": "out", "version": "1.1", "set": ("null_threshold=0",), **given})
-    given |= {"null_threshold": 0}
+    options = SquadOptions.from_values({"model": "out", "version": "1.1", "set": ("dropout=0",), **given})
+    given |= {"dropout": 0}
     assert options.overrides() == given
     assert given.keys() <= SquadConfig.model_fields.keys()

@@ -2,12 +2,13 @@
 
 import pytest
 
-from finetune.presets import HEAD_KINDS, paper_grid, settings_for, squad_settings_for
+from finetune.config import GlueConfig, SquadConfig
+from finetune.presets import HEAD_KINDS, NULL_THRESHOLD, paper_grid, settings_for
 from foundation.config import ConfigError
 
 
 def test_a_small_model_gets_the_papers_small_settings() -> None:
-    settings = settings_for("CoLA", hidden_size=256, max_positions=512, overrides={})
+    settings = settings_for(GlueConfig, "CoLA", hidden_size=256, max_positions=512, overrides={})
     assert settings.model_dump() == {
         "learning_rate": 3e-4,
         "epochs": 3,
@@ -15,9 +16,6 @@ def test_a_small_model_gets_the_papers_small_settings() -> None:
         "weight_decay": 0.0,
         "max_length": 128,
         "layer_decay": 0.8,
-        "legacy_layer_decay": False,
-        "legacy_adam": False,
-        "multiplicative_warmup": False,
         "warmup_fraction": 0.1,
         "dropout": 0.1,
         "attention_dropout": 0.1,
@@ -26,67 +24,55 @@ def test_a_small_model_gets_the_papers_small_settings() -> None:
         "gradient_clipping": 1.0,
         "length_pool": 50,
         "head": "electra",
-        "both_orders": False,
-        "plain_scores": False,
     }
 
 
 def test_a_base_model_gets_a_point_of_the_papers_base_grid() -> None:
-    settings = settings_for("MNLI", hidden_size=768, max_positions=512, overrides={})
+    settings = settings_for(GlueConfig, "MNLI", hidden_size=768, max_positions=512, overrides={})
     assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, 3)
 
 
 def test_rte_trains_for_more_epochs() -> None:
-    assert settings_for("RTE", hidden_size=768, max_positions=512, overrides={}).epochs == 10
+    assert settings_for(GlueConfig, "RTE", hidden_size=768, max_positions=512, overrides={}).epochs == 10
 
 
 def test_overrides_take_precedence() -> None:
-    settings = settings_for("RTE", 256, 512, {"epochs": 1, "learning_rate": 1e-3})
+    settings = settings_for(GlueConfig, "RTE", 256, 512, {"epochs": 1, "learning_rate": 1e-3})
     assert (settings.epochs, settings.learning_rate) == (1, 1e-3)
 
 
 def test_the_length_follows_the_models_positions_and_never_exceeds_them() -> None:
-    assert settings_for("CoLA", 64, 48, {}).max_length == 48
+    assert settings_for(GlueConfig, "CoLA", 64, 48, {}).max_length == 48
     with pytest.raises(ConfigError, match="max_length: got 64, expected at most the model's 48"):
-        settings_for("CoLA", 64, 48, {"max_length": 64})
+        settings_for(GlueConfig, "CoLA", 64, 48, {"max_length": 64})
 
 
 def test_squad_gets_the_papers_settings_and_electras_windows() -> None:
-    settings = squad_settings_for(256, 512, {})
-    shared = settings_for("CoLA", 256, 512, {}).model_dump(exclude={"both_orders", "plain_scores"})
-    shared |= {"max_length": 512}
-    own = {
-        "max_question": 64,
-        "stride": 128,
-        "max_answer": 30,
-        "n_best": 20,
-        "null_threshold": -2.75,
-        "head": "electra",
-    }
-    assert settings.model_dump() == shared | own
-    xlnet = squad_settings_for(768, 512, {"head": "xlnet"})
-    assert (xlnet.learning_rate, xlnet.max_answer, xlnet.n_best) == (1e-4, 64, 5)
-    assert squad_settings_for(768, 512, {"head": "xlnet", "n_best": 3}).n_best == 3
+    settings = settings_for(SquadConfig, "SQuAD 2.0", 256, 512, {})
+    shared = settings_for(GlueConfig, "CoLA", 256, 512, {}).model_dump()
+    assert settings.model_dump() == shared | {"max_length": 512, "max_question": 64, "stride": 128}
+    assert NULL_THRESHOLD == -2.75
 
 
 def test_the_heads_have_the_sizes_of_their_sources() -> None:
     electra, xlnet = HEAD_KINDS["electra"], HEAD_KINDS["xlnet"]
     assert (electra.hidden_size, electra.activation, electra.beam) == (512, "gelu", 20)
     assert (xlnet.hidden_size, xlnet.activation, xlnet.beam) == (None, "tanh", 5)
+    assert (electra.max_answer, electra.n_best, xlnet.max_answer, xlnet.n_best) == (30, 20, 64, 5)
     assert (electra.unanswerable_outside, xlnet.unanswerable_outside) == (False, True)
     assert (electra.last_separator, xlnet.last_separator) == (True, False)
 
 
 def test_squads_lengths_shrink_with_the_model() -> None:
-    settings = squad_settings_for(64, 128, {})
+    settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, {})
     assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
     with pytest.raises(ConfigError, match="max_length: got 256, expected at most the model's 128"):
-        squad_settings_for(64, 128, {"max_length": 256})
+        settings_for(SquadConfig, "SQuAD 2.0", 64, 128, {"max_length": 256})
 
 
 def test_a_question_leaves_room_for_its_paragraph() -> None:
     with pytest.raises(ConfigError, match=r"max_length: got 32, expected at least max_question 30 \+ 4"):
-        squad_settings_for(64, 32, {"max_question": 30})
+        settings_for(SquadConfig, "SQuAD 2.0", 64, 32, {"max_question": 30})
 
 
 def test_the_papers_grid_has_every_combination_and_starts_at_the_default() -> None:
@@ -95,4 +81,6 @@ def test_the_papers_grid_has_every_combination_and_starts_at_the_default() -> No
     base = paper_grid("SQuAD 2.0", 768)
     assert len({tuple(point.values()) for point in base}) == len(base) == 3 * 2 * 3
     assert {point["learning_rate"] for point in base} == {5e-5, 1e-4, 1.5e-4}
-    assert settings_for("MNLI", 768, 512, paper_grid("MNLI", 768)[0]) == settings_for("MNLI", 768, 512, {})
+    assert settings_for(GlueConfig, "MNLI", 768, 512, paper_grid("MNLI", 768)[0]) == settings_for(
+        GlueConfig, "MNLI", 768, 512, {}
+    )

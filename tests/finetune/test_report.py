@@ -1,13 +1,13 @@
 """finetune/report.py: medians with their spread, beside the paper's rows."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from finetune.report import ReportOptions, main
 from finetune.reporting.results import make_rows
 from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, append_record
-from tests.conftest import REPOSITORY
 from tests.finetune.conftest import make_record, squad_record
 
 
@@ -38,14 +38,6 @@ def test_models_of_the_same_name_are_distinguished_by_content() -> None:
     assert "**10.0**" in line_of("runs/small/export ccccccc", text)
 
 
-def test_the_common_folder_of_all_models_is_named_once(tmp_path: Path) -> None:
-    for name in "ab":
-        append_record(tmp_path / "results.jsonl", make_record(model=f"/far/away/{name}", model_sha256=name * 64))
-    done = run_report(tmp_path)
-    assert done.stdout.count("/far/away") == done.stdout.count("The models lie in /far/away.") == 1
-    assert line_of("b", done.stdout) == "| b | **50.0** (50.0–50.0; 1) |"
-
-
 def test_a_collapsed_run_stays_in_the_median_and_is_marked() -> None:
     text = report(
         make_record(0.6, seed=1),
@@ -63,30 +55,9 @@ def test_the_best_setting_is_shown_and_its_selection_stated() -> None:
     assert "several settings" not in report(make_record())
 
 
-def test_the_checkpoints_of_a_run_are_rows_in_the_order_of_their_steps_and_compared_at_equal_steps() -> None:
-    records = [
-        make_record(step / 100, seed=seed, step=step, model=run, model_sha256=f"{run}{step}" * 8)
-        for run in ("a", "b")
-        for step in (40, 9)
-        for seed in (1, 2)
-    ]
-    text = report(*records)
-    labels = [line.split(" | ")[0] for line in text.split("\n\n")[2].splitlines()[2:6]]
-    assert labels == ["| a, step 9", "| a, step 40", "| b, step 9", "| b, step 40"]
-    compared = text.split("differences between our own runs")[1].split("\n\n")[1].splitlines()[2:]
-    assert [line.split(" | ")[0] for line in compared] == ["| b, step 9 - a, step 9", "| b, step 40 - a, step 40"]
-
-
 def test_another_training_set_is_marked_as_not_comparable() -> None:
     assert "†" in report(make_record(train_examples=3000))
     assert "†" not in report(make_record())
-
-
-def test_skipped_rows_are_reported() -> None:
-    assert "Malformed rows left out: 22 of glue/QQP/train.tsv." in report(
-        make_record(left_out={"glue/QQP/train.tsv": 22})
-    )
-    assert "left out" not in report(make_record())
 
 
 def test_a_task_with_several_splits_and_metrics_fills_several_columns() -> None:
@@ -142,26 +113,13 @@ def test_the_ablation_table_lists_models_with_both_of_its_scores() -> None:
     assert "| *paper, small: HP_Loss, lambda1=10* | 81.1 | 75.1 |" in ablation
 
 
-def run_report(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, REPOSITORY / "finetune" / "report.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_the_command_writes_table_and_figure(tmp_path: Path) -> None:
+def test_the_command_writes_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     append_record(tmp_path / "run" / "results.jsonl", make_record())
     mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     append_record(tmp_path / "run" / "results.jsonl", make_record(task="MNLI", last=mnli))
     append_record(tmp_path / "run" / "results.jsonl", squad_record(0.7))
     output = tmp_path / "tables" / "glue.md"
-    done = run_report(tmp_path / "run", "--output", output)
-    assert done.returncode == 0, done.stderr
+    main(ReportOptions(runs=(tmp_path / "run",), output=output))
     assert "**50.0**" in output.read_text()
-    assert output.read_text() in done.stdout
+    assert output.read_text() in capsys.readouterr().out
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_folder_without_results_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = run_report(tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("report.py: error: runs: no results in")
-    assert done.stderr.count("\n") == 1

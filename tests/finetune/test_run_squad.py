@@ -24,7 +24,7 @@ def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> li
     return read_records(output / "results.jsonl")
 
 
-@pytest.mark.long  # the quick suite covers GLUE's, which uses the same list of runs
+@pytest.mark.long  # the quick suite has two ranks of the same queue in test_run_tagging.py
 def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     stock_model: Path, squad_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,10 +41,10 @@ def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
 
 
 def test_each_setting_of_the_head_makes_another_run(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
-    for change in ({}, {"head": "xlnet"}, {"set": ("null_threshold=0.0",)}, {"stride": 3}):
+    for change in ({}, {"head": "xlnet"}, {"stride": 3}):
         records = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), **change)
-    assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra", "electra"]
-    assert len({record.run.folder_name() for record in records}) == 4
+    assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra"]
+    assert len({record.run.folder_name() for record in records}) == 3
 
 
 def test_the_files_of_a_run_have_each_questions_answers_odds_and_scores(
@@ -85,8 +85,7 @@ def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("version", ["2.0", "1.1"])
-@pytest.mark.parametrize("model", ["stock_model", "pretrained_model"])
+@pytest.mark.parametrize(("model", "version"), [("stock_model", "2.0"), ("pretrained_model", "1.1")])
 def test_real_questions_train_by_one_command(
     model: str, version: str, excerpts: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -98,7 +98,6 @@ def test_a_killed_queue_resumes_in_the_middle(stock_model: Path, tagging_folder:
         ({"data_dir": Path("nowhere")}, "data_dir: no folder nowhere"),
         ({"model": "nowhere"}, "model: nowhere has no config.json"),
         ({"max_length": 64}, "max_length: got 64, expected at most the model's 32 positions"),
-        ({"steps": ("all",)}, "has no run.json; expected --model to be a run folder of pretrain/run.py"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_written(

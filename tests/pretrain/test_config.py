@@ -30,11 +30,10 @@ def test_overrides_reach_every_level_and_keep_other_values() -> None:
         ("batch_size=0", "batch_size: got 0, expected"),
         ("objective.gamma=-1", "gamma: got -1.0, expected 0, a positive number to 100 or 'piecewise'"),
         ("model.heads=5", "hidden_size: got 256, expected a multiple of heads"),
-        ("optim.betas.0=0.8", "unknown key 'optim.betas.0'; optim.betas is not a section: set optim.betas itself"),
-        ("optim.lr.x=1", "unknown key 'optim.lr.x'; optim.lr is not a section"),
-        ("model.layers.x.y=1", "unknown key 'model.layers.x.y'; model.layers.x is not a section"),
-        ("objective.name.x=1", "unknown key 'objective.name.x'; objective.name is not a section"),
-        ('objective={"name": "electra"}', "the section 'objective'; set its keys one by one, such as objective.name"),
+        ("optim.betas.0=0.8", "unknown key 'optim.betas.0'; expected one of model, .*did you mean 'optim.betas'"),
+        ("optim.lr.x=1", "unknown key 'optim.lr.x'; expected one of .*; did you mean 'optim.lr'"),
+        ("model.layers.x.y=1", "unknown key 'model.layers.x.y'; expected one of model"),
+        ('objective={"name": "electra"}', "unknown key 'objective'; expected one of model, objective, "),
         (
             "objective.mixture=0.1",
             "got 'objective.mixture=0.1', which objective hp_loss does not have; leave it out or choose hp_dist",
@@ -64,10 +63,10 @@ def test_an_objective_takes_its_own_switches_and_refuses_all_others_at_once() ->
     run = with_objective(RUN, "hp_dist")
     assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
     with pytest.raises(ConfigError) as error:
-        with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.ratio_clip=2", "sed=1"])
+        with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.mixture=.2", "sed=1"])
     assert [problem.partition(" does")[0] for problem in error.value.problems[:2]] == [
         "--set: got 'objective.lambda1=1', which objective mlm",
-        "--set: got 'objective.ratio_clip=2', which objective mlm",
+        "--set: got 'objective.mixture=.2', which objective mlm",
     ]
     assert len(error.value.problems) == 3
 

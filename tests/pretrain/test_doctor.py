@@ -54,7 +54,7 @@ def test_a_real_run_with_much_padding_gets_that_finding_first_with_evidence_and_
 def test_a_later_state_of_the_run_without_padding_is_healthy(
     padded_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Uses the run's last record, changed to that of models that have learned."""
+    """Uses the run's last record, changed to the record of models that have learned."""
     record = read_records(padded_run, "train")[-1]
     learned = {"mlm_loss": 3.0, "discriminator_loss": 0.2, "estimate_correlation": {"replaced": 0.5}}
     own = {name: value for name, value in record.items() if name not in ("kind", "step")} | learned

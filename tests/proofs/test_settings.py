@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel
 
 from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
-from finetune.presets import settings_for, squad_settings_for
+from finetune.presets import settings_for
 from foundation.command_line import parse_options
 from foundation.config import ConfigError, StrictConfig
 from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
@@ -24,11 +24,10 @@ from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.presets import PRESETS, objective_config
-from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.train import train
+from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import shards_folder
@@ -61,7 +60,7 @@ def options(shards: Path, folder: Path, objective: str, *overrides: str, **chang
 
 def objective_of(key: str) -> str:
     """An objective that uses the key."""
-    return "hp_dist" if key in ("objective.mixture", "objective.ratio_clip") else "hp_loss"
+    return "hp_dist" if key == "objective.mixture" else "hp_loss"
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
@@ -110,7 +109,6 @@ def deepspeed_keys(schema: type[BaseModel] = DeepSpeedConfig, path: tuple[str, .
 NEEDED = {
     "fp16": "deepspeed.fp16.enabled=false",
     "bf16": "deepspeed.bf16.enabled=false",
-    "flops_profiler": "deepspeed.flops_profiler.enabled=false",
     "offload_optimizer": "deepspeed.zero_optimization.offload_optimizer.device=none",
 }
 """Other values that a section needs besides the tested key."""
@@ -186,9 +184,9 @@ def test_every_option_is_refused_in_one_line_or_accepted(options_class: type[Str
         try:
             chosen = parse_options(options_class, "", words)
             if isinstance(chosen, GlueOptions):
-                settings_for("CoLA", 256, 512, chosen.overrides())
+                settings_for(GlueConfig, "CoLA", 256, 512, chosen.overrides())
             elif isinstance(chosen, SquadOptions):
-                squad_settings_for(256, 512, chosen.overrides())
+                settings_for(SquadConfig, "SQuAD 2.0", 256, 512, chosen.overrides())
         except ConfigError as error:
             assert_clear(error, name, text[:20], "max_length")
 

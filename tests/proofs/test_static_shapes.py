@@ -2,7 +2,7 @@
 to it, and under deterministic algorithms no operation is refused on a GPU. So a CUDA graph can replay it. The heads
 of fine-tuning are no exception.
 
-Computed on the meta device, whose tensors have no values: whatever needs one raises an error.
+Computed on the meta device, whose tensors have no values: an operation that needs one raises an error.
 """
 
 import runpy
@@ -18,16 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.batches import random_batch
+from finetune.config import GlueConfig, SquadConfig
 from finetune.glue.job import GlueJob
 from finetune.glue.tasks import TASKS
-from finetune.presets import HEAD_KINDS, settings_for, squad_settings_for
+from finetune.presets import HEAD_KINDS, settings_for
 from finetune.running.job import Job
 from finetune.squad.features import Windows
 from finetune.squad.files import VERSIONS, SquadFile
 from finetune.squad.job import SquadJob
-from finetune.tagging.features import TaggedFeatures
 from finetune.tagging.files import TASKS as TAGGING_TASKS
-from finetune.tagging.job import TaggingJob
+from finetune.tagging.job import TaggedFeatures, TaggingJob
 from finetune.tokens import Batch as TaskBatch
 from finetune.tokens import Features
 from pretrain.data.batches import Batch
@@ -137,17 +137,17 @@ def test_the_check_notices_every_way_to_leave_the_device(step: Callable[[Tensor]
 
 
 EMPTY = Features([], [], [])
-SHARED: dict[str, Any] = {"train": EMPTY, "train_examples": 0, "left_out": {}, "pad_id": 0}
+SHARED: dict[str, Any] = {"train": EMPTY, "train_examples": 0, "pad_id": 0}
 
 
 def jobs() -> Iterator[tuple[str, Job, Tensor]]:
     """Yields every head with its loss, and targets for a batch of two sequences of 12 tokens."""
     for task, head in (("CoLA", "electra"), ("CoLA", "hf"), ("STS-B", "electra")):
-        glue = settings_for(task, 16, 12, {"head": head})
+        glue = settings_for(GlueConfig, task, 16, 12, {"head": head})
         yield f"{task} {head}", GlueJob(task=TASKS[task], settings=glue, dev={}, tests={}, **SHARED), torch.zeros(2)
     windows = Windows([], EMPTY, [])
     for head in HEAD_KINDS:
-        squad = squad_settings_for(16, 12, {"head": head, "max_question": 4})
+        squad = settings_for(SquadConfig, "SQuAD 2.0", 16, 12, {"head": head, "max_question": 4})
         answerer = SquadJob(task=VERSIONS["2.0"], settings=squad, dev_file=SquadFile([], []), dev=windows, **SHARED)
         yield f"SQuAD {head}", answerer, torch.zeros(2, 3)
     dev = TaggedFeatures([], EMPTY, np.zeros(0))

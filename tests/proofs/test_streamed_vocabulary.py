@@ -7,7 +7,6 @@ import torch
 
 from bench.batches import random_batch
 from pretrain.model import ops
-from pretrain.model.distribution import Dense
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 pytest.importorskip("triton")
@@ -61,11 +60,3 @@ def test_a_streamed_micro_batch_is_the_same_within_rounding(
 
 def tree(output: Any) -> list[torch.Tensor]:
     return [part for part in torch.utils._pytree.tree_leaves(output) if isinstance(part, torch.Tensor)]
-
-
-def test_at_stage_3_the_vocabulary_is_not_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "softmax", Softmax)  # in fp32, to compare
-    model, batch = new_model("hp_loss", SMALL_MODEL, WORDS), random_batch(2, 12, WORDS)
-    assert isinstance(model.predict(batch).p, Softmax)
-    model.generator.embeddings.word_embeddings.weight.ds_id = 0  # ZeRO stage 3 marks its parameters so
-    assert isinstance(model.predict(batch).p, Dense)

@@ -24,7 +24,7 @@ def test_in_100_steps_the_host_reads_only_the_loss_and_the_norm_of_each(shards_f
     assert finished.returncode == 0, finished.stderr
     every_step = {name: count for name, count in counts.items() if count >= STEPS / 2 and "init" not in name}
     ours = {name: count for name, count in every_step.items() if name.startswith("pretrain/")}
-    loss_and_stop, norm = "pretrain/engine/loop.py tolist", "pretrain/engine/deepspeed_patches.py cpu"
+    loss_and_stop, norm = "pretrain/engine/engine.py tolist", "pretrain/engine/deepspeed_patches.py cpu"
     assert ours == {loss_and_stop: STEPS, norm: STEPS}
     of_norm = "runtime/utils.py __bool__"  # already on the host
     on_cpu = "torch/overrides.py unique"  # only in half precision on a CPU (pretrain/model/cpu_ops.py)

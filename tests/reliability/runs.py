@@ -86,7 +86,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 
 
 def assert_nothing_was_lost(folder: Path, whole: Path) -> None:
-    """Asserts that every loss and the final weights are bitwise those of an undisturbed run."""
+    """Asserts that every loss and the final weights equal an undisturbed run's, bit for bit."""
     assert losses(folder) == losses(whole)
     ends = [newest_valid(run / "checkpoints") for run in (folder, whole)]
     weights = {(end.folder / "weights.safetensors").read_bytes() for end in ends if end and end.step == STEPS}

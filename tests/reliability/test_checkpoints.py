@@ -187,26 +187,16 @@ def test_all_checkpoints_may_be_behind_a_link_and_an_unmounted_disk_is_not_a_new
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_save_and_run_continue(folder: Path) -> None:
     said: list[str] = []
-    with mounted(folder / "step-00000005.removing", "64k"):
-        save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
-    assert said and all("step-00000005.removing cannot be removed (Device or resource busy)" in line for line in said)
-    assert newest_valid(folder, say=pytest.fail).step == 30  # type: ignore[union-attr]
-    save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
-    assert names(folder) == ["step-00000040"]
-
-
-def test_an_old_checkpoint_that_cannot_be_renamed_is_reported_and_save_and_run_continue(folder: Path) -> None:
-    said: list[str] = []
     with mounted(folder / "step-00000005", "64k"):
         save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
-    assert len(said) == 1 and "old checkpoints cannot be removed" in said[0] and "busy" in said[0]
+    assert said and all("step-00000005 cannot be removed (Device or resource busy)" in line for line in said)
     assert newest_valid(folder, say=pytest.fail).step == 30  # type: ignore[union-attr]
     save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000040"]
 
 
-def test_an_interrupted_earlier_removal_of_the_same_step_is_no_obstacle(folder: Path) -> None:
-    shutil.copytree(folder / "step-00000010", folder / "step-00000010.removing")
+def test_an_interrupted_earlier_removal_is_no_obstacle(folder: Path) -> None:
+    (folder / "step-00000010" / "weights.safetensors").unlink()
     save(folder, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
     assert names(folder) == ["step-00000030"]
 

@@ -18,7 +18,6 @@ from tests.reliability.runs import Launch
 
 NAMES = sorted({path.stem for path in (REPOSITORY / "ds_configs").glob("*.json")} | VARIANTS.keys())
 STEPS = 12
-"""Enough for DeepSpeed's table of FLOPs at step 10."""
 
 
 def run(name: str, shards: Path, folder: Path, launch: Launch) -> str:
@@ -47,13 +46,12 @@ def values(folder: Path, name: str) -> list[float]:
 def test_a_shipped_file_and_its_overrides_train_like_the_plainest_one(
     name: str, plain: list[float], shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    output = run(name, shards_folder, tmp_path / "run", launch)
+    run(name, shards_folder, tmp_path / "run", launch)
     (start,) = map(json.loads, (tmp_path / "run" / "starts.jsonl").read_text().splitlines())
     stage, precision, *addition = name.removeprefix("zero").split("_")
     assert start["zero_stage"] == int(stage)
     assert start["precision"] == {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
     assert start["accumulation_steps"] == (2 if addition == ["accumulate"] else 1)
-    assert ("Flops Profiler" in output) == (addition == ["profile"])
     losses, skipped = (values(tmp_path / "run", name) for name in ("discriminator_loss", "skipped"))
     assert len(losses) == STEPS
     assert losses[0] == pytest.approx(plain[0], rel=1e-2)

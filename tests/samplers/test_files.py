@@ -25,9 +25,8 @@ STEPS = ("optim.steps=4", "optim.warmup_steps=1", "batch_size=8", "checkpoint_ev
 SWITCHES = {
     "samplers.power:HPLossPower": "objective.exponent=3.0",
     "samplers.floors:Unigram": "objective.lambda2=40.0",
-    "samplers.oracle:Oracle": "objective.candidates=2",
 }
-"""The samplers of the repository, each with a switch."""
+"""A sampler with a head and one without a generator, each with a switch."""
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Claims about the exponent of HP_Loss; test_hardness.py compares its draws with the written-out distributions."""
+"""Claims about HP_Loss's exponent; test_hardness_prediction.py compares its draws with written-out distributions."""
 
 from pathlib import Path
 from typing import Any

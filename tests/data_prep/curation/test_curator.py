@@ -1,8 +1,7 @@
 """Claims about applying the steps of curation to a document."""
 
 from data_prep.curation.contamination import Contamination, make_index
-from data_prep.curation.curator import Curator
-from data_prep.curation.language import language_test
+from data_prep.curation.curator import Curator, language_test
 
 LONG = " ".join(f"word{n} and the" for n in range(60))
 PAGE = """Home | About us | Contact

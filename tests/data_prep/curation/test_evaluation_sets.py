@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.curation.evaluation_sets import read_sets
+from data_prep.curation.contamination import read_sets
 from foundation.config import ConfigError
 
 
@@ -47,7 +47,7 @@ def texts(*given):
         ("rows.tsv:text", ['#2 one "quoted', "#3 three"]),
         ("rows.tsv:other text,text", ['#2 one "quoted', "#2 two", "#3 three", "#4 four"]),
         ("bare.tsv:3", ["#1 one", "#2 two"]),
-        ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number, whatever the labels in the first line
+        ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number counts columns, even if the first line has labels
         ("bare.tsv", ["#1 a", "#1 1", "#1 one", "#2 b", "#2 0", "#2 two"]),
         ("lines.jsonl:a", ["#1 one", "#1 three"]),
         ("lines.jsonl", ["#1 one", "#1 two", "#1 three", "#3 five"]),
@@ -111,18 +111,18 @@ def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(f
         (["lines.jsonl:a,x"], "has no text in 'x'; "),
         (["lines.jsonl:a,n"], "has no text in 'n'; "),
         (["tree.json:context,answer"], "has no text in 'answer'; "),
-        (["latin1.tsv"], r"latin1.tsv is not UTF-8 .at byte 3.; convert it"),
-        (["latin1.tsv:1"], "latin1.tsv is not UTF-8"),
-        (["latin1.jsonl:a"], "latin1.jsonl is not UTF-8"),
-        (["latin1.json"], "latin1.json is not UTF-8"),
+        (["latin1.tsv"], "latin1.tsv is no TSV in UTF-8 .* position 3: .*; repair it, or convert it"),
+        (["latin1.tsv:1"], "latin1.tsv is no TSV in UTF-8"),
+        (["latin1.jsonl:a"], "latin1.jsonl is no JSON in UTF-8"),
+        (["latin1.json"], "latin1.json is no JSON in UTF-8"),
         (["lines.jsonl:x,y"], "no text in 'x', 'y'; "),
         (["glue=none"], "cannot be read"),
         (["squad=glue"], "holds no such files"),
-        (["blimp=rows.tsv"], "not valid JSON|no text"),
+        (["blimp=rows.tsv"], "is no JSON|no text"),
         (["rows.tsv:text", "x=rows.tsv", "elsewhere/rows.tsv"], "two sets are called rows.tsv; name one"),
-        (["bad.json"], "bad.json is not valid JSON"),
-        (["bad.jsonl"], "bad.jsonl is not valid JSON"),
-        (["pairs=BLiMP.zip"], "BLiMP.zip of pairs=BLiMP.zip is not text"),
+        (["bad.json"], "bad.json is no JSON in UTF-8"),
+        (["bad.jsonl"], "bad.jsonl is no JSON in UTF-8"),
+        (["pairs=BLiMP.zip"], "BLiMP.zip is no TSV in UTF-8|no text in"),
         (["blimp=broken.zip"], "cannot be read"),
     ],
 )

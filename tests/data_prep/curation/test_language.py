@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from data_prep.curation.language import _identifier, language_test
+from data_prep.curation.curator import _identifier, language_test
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 

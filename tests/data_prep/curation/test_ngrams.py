@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.curation.ngrams import ngram_keys
+from data_prep.curation.measures import ngram_keys
 
 
 @given(st.lists(st.integers(0, 3), max_size=40))

@@ -1,20 +1,17 @@
 """finetune/glue/files.py: GLUE's files are read as published, and mistakes in them are named by line.
 
-A few malformed rows are skipped and counted; examples from the hub equal those of the files.
+A few malformed rows are skipped and counted; examples from the hub equal the examples from files.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from finetune.glue.files import Source, load_task, missing_from, read, read_rows
-from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask
+from finetune.glue.tasks import AX, TASKS, Example, GlueTask
 from foundation.config import ConfigError
 
 # One training row of each task in the official layout: header, row, and the expected example.
@@ -74,18 +71,14 @@ def write(path: Path, *lines: str | None) -> Path:
     return path
 
 
-def read_file(path: Path, task: GlueTask, left_out: dict[str, int]) -> list[Example]:
-    return read(task, [(str(path), read_rows(path, task, task.header))], left_out).examples
-
-
-def read_unseen(paths: list[Path], task: GlueTask, left_out: dict[str, int]) -> ExampleSet:
-    return read(task, [(str(path), read_rows(path, task, None)) for path in paths], left_out, labelled=False)
+def read_file(path: Path, task: GlueTask) -> list[Example]:
+    return read(task, (str(path), read_rows(path, task, task.header))).examples
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_is_read_in_its_official_layout(name: str, tmp_path: Path) -> None:
     header, row, expected = LAYOUTS[name]
-    assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name], {}) == [expected]
+    assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name]) == [expected]
 
 
 def test_extra_columns_in_the_dev_files_of_mnli_are_read(tmp_path: Path) -> None:
@@ -104,17 +97,16 @@ def test_extra_columns_in_the_dev_files_of_mnli_are_read(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", REAL_ROWS)
 def test_no_row_of_the_real_files_is_lost_or_joined(name: str, shared_data: Path) -> None:
     data = load_task(TASKS[name], str(shared_data / "glue"), tests=True)
-    assert not data.left_out
     assert (len(data.train), len(data.dev["dev"])) == REAL_ROWS[name]
     assert len(data.train) == TASKS[name].official_examples
     assert all(text.strip() for example in data.train for text in example.texts)
 
 
 def test_the_real_files_of_qnli_are_complete_without_a_training_file(shared_data: Path) -> None:
-    folder, left_out = shared_data / "glue" / "QNLI", dict[str, int]()
-    assert len(read_file(folder / "dev.tsv", TASKS["QNLI"], left_out)) == 5_463
-    assert len(read_unseen([folder / "test.tsv"], TASKS["QNLI"], left_out).examples) == 5_463
-    assert not left_out
+    folder = shared_data / "glue" / "QNLI"
+    assert len(read_file(folder / "dev.tsv", TASKS["QNLI"])) == 5_463
+    unseen = (str(folder / "test.tsv"), read_rows(folder / "test.tsv", TASKS["QNLI"], None))
+    assert len(read(TASKS["QNLI"], unseen, labeled=False).examples) == 5_463
 
 
 def test_quotation_marks_in_real_mrpc_stay_part_of_the_text(shared_data: Path) -> None:
@@ -125,7 +117,7 @@ def test_quotation_marks_in_real_mrpc_stay_part_of_the_text(shared_data: Path) -
 
 def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path: Path) -> None:
     path = write(tmp_path / "train.tsv", "sentence\tlabel", "one\u2028two\x85three\t1")
-    assert read_file(path, TASKS["SST-2"], {}) == [Example(("one\u2028two\x85three",), 1.0)]
+    assert read_file(path, TASKS["SST-2"]) == [Example(("one\u2028two\x85three",), 1.0)]
 
 
 @pytest.mark.parametrize("score", ["5.001", "-1", "high", "nan"])
@@ -133,7 +125,7 @@ def test_a_score_outside_its_range_is_refused(score: str, tmp_path: Path) -> Non
     header, row, _ = LAYOUTS["STS-B"]
     path = write(tmp_path / "train.tsv", header, row.replace("3.750", score))
     with pytest.raises(ConfigError, match=r"line 2: score .*expected a number from 0 to 5"):
-        read_file(path, TASKS["STS-B"], {})
+        read_file(path, TASKS["STS-B"])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +141,7 @@ def test_a_file_in_another_format_is_refused(content: bytes, message: str, tmp_p
     path = tmp_path / "train.tsv"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        read_file(path, TASKS["SST-2"], {})
+        read_file(path, TASKS["SST-2"])
 
 
 def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
@@ -158,38 +150,6 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "RTE").mkdir()
     with pytest.raises(ConfigError, match=r"cannot read .*train\.tsv"):
         load_task(TASKS["RTE"], str(tmp_path))
-
-
-ROWS = [{"premise": "It rained.", "hypothesis": "It was dry.", "label": 2, "idx": 0}]
-
-
-def write_parquet(path: Path, rows: list[dict]) -> None:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
-def test_json_lines_and_parquet_give_the_same_examples_with_either_column_names(tmp_path: Path) -> None:
-    folder = tmp_path / "MNLI"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    official = {"sentence1": "It rained.", "sentence2": "It was dry.", "gold_label": "contradiction"}
-    write_parquet(folder / "dev_matched.parquet", [official])
-    for part in range(2):
-        write_parquet(folder / f"validation_mismatched-0000{part}-of-00002.parquet", ROWS)
-    data = load_task(TASKS["MNLI"], str(tmp_path))
-    expected = LAYOUTS["MNLI"][2]
-    assert data.train == data.dev["dev_matched"] == [expected]
-    assert data.dev["dev_mismatched"] == [expected] * 2
-
-
-def test_malformed_json_lines_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.jsonl", json.dumps(ROWS[0]), "{", "[1]", '{"premise": "a"}', '{"premise": 1}')
-    with pytest.raises(ConfigError) as caught:
-        read_file(path, TASKS["MNLI"], {})
-    assert [problem.split(", line ")[1][0] for problem in caught.value.problems[:4]] == ["2", "3", "4", "5"]
-    junk = tmp_path / "train.parquet"
-    junk.write_bytes(b"junk")
-    with pytest.raises(ConfigError, match=r"cannot read .*train\.parquet"):
-        read_file(junk, TASKS["MNLI"], {})
 
 
 UNSEEN_LAYOUTS = {
@@ -241,22 +201,10 @@ def test_mnli_includes_the_diagnostic_set_from_any_usual_place(place: str, tmp_p
     assert (full.task, full.indices, full.examples) == (AX, ["0"], [Example(("A.", "B."), 0.0)])
 
 
-def test_a_test_set_in_several_files_is_numbered_consecutively(tmp_path: Path) -> None:
-    paths = [tmp_path / f"test-0000{part}-of-00002.parquet" for part in range(2)]
-    for path in paths:
-        write_parquet(path, [{"sentence": "a", "label": -1}] * 2)
-    assert read_unseen(paths, TASKS["CoLA"], {}).indices == ["0", "1", "2", "3"]
-
-
 def test_a_skipped_row_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
-    rows = ({"sentence": "a"}, {"sentence": None}, *[{"sentence": "b"}] * 998)
-    paths = [write(tmp_path / f"test-{part}.jsonl", *map(json.dumps, rows)) for part in range(2)]
-    left_out: dict[str, int] = {}
-    kept = [place for place in range(2_000) if place not in (1, 1_001)]
-    assert read_unseen(paths, TASKS["CoLA"], left_out).indices == list(map(str, kept))
-    assert left_out == {str(path): 1 for path in paths}
-    table = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", *"d" * 998)
-    assert read_unseen([table], TASKS["CoLA"], {}).indices == ["0", *map(str, range(2, 1_000))]
+    path = write(tmp_path / "test.tsv", "sentence", "a", "b\tc", *"d" * 998)
+    found = read(TASKS["CoLA"], (str(path), read_rows(path, TASKS["CoLA"], None)), labeled=False)
+    assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -270,23 +218,21 @@ def test_an_official_layout_with_a_truncated_row_is_read_without_it(
         write(folder / f"{split}.tsv", header, *[row] * 999, row.rpartition("\t")[0], *[row] * 999)
     data = load_task(task, str(tmp_path))
     assert data.train == [expected] * 1_998
-    assert data.left_out == {str(folder / f"{split}.tsv"): 1 for split in ("train", *task.dev_splits)}
     assert f"{folder / 'train.tsv'}: 1 malformed row left out" in capsys.readouterr().out
 
 
 def test_qqp_is_read_as_published_including_rows_broken_by_line_ends(tmp_path: Path) -> None:
-    """Made with the official layout and size, because the file is not here; see nyu-mll/GLUE-baselines #5."""
+    """Made in the official layout, because the file is not here; see nyu-mll/GLUE-baselines #5."""
     header, row, expected = LAYOUTS["QQP"]
     first = '133273\t213221\t213222\t"Was Muhammad a real historical figure?'
     second = '"\tWas Muhammad a real historical figure? What is the evidence for his existence?\t0'
-    rows, pairs = TASKS["QQP"].official_examples, 11
+    rows, pairs = 30_000, 11
     path = tmp_path / "QQP" / "train.tsv"
     path.parent.mkdir()
-    write(path, header, *[row] * 97_928, *[first, second] * pairs, *[row] * (rows - 97_928))
+    write(path, header, *[row] * 9_000, *[first, second] * pairs, *[row] * (rows - 9_000))
     write(path.with_name("dev.tsv"), header, row)
     data = load_task(TASKS["QQP"], str(tmp_path))
     assert (len(data.train), set(data.train)) == (rows, {expected})
-    assert data.left_out == {str(path): 2 * pairs}
 
 
 @pytest.mark.parametrize(("name", "other"), [("QQP", "MRPC"), ("RTE", "CoLA"), ("CoLA", "SST-2"), ("QNLI", "RTE")])
@@ -294,7 +240,7 @@ def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_
     header, row, _ = LAYOUTS[other]
     path = write(tmp_path / "train.tsv", header, *[row] * 2_000)
     with pytest.raises(ConfigError, match=r"train\.tsv: \d+ of \d+ rows are malformed"):
-        read_file(path, TASKS[name], {})
+        read_file(path, TASKS[name])
 
 
 def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
@@ -305,9 +251,9 @@ def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
     assert missing_from(TASKS["QQP"], "hub") is None
 
 
-def hub(columns: dict[str, list[Any]], name: str = "copy") -> list[Source]:
-    """The sources of a split on the hub."""
-    return [(name, enumerate(datasets.Dataset.from_dict(columns), 1))]
+def hub(columns: dict[str, list[Any]], name: str = "copy") -> Source:
+    """A split on the hub."""
+    return name, enumerate(datasets.Dataset.from_dict(columns), 1)
 
 
 def write_sentences(folder: Path, *lines: str) -> Path:
@@ -316,58 +262,52 @@ def write_sentences(folder: Path, *lines: str) -> Path:
 
 def test_a_file_with_more_malformed_rows_than_official_ones_is_refused_and_they_are_named(tmp_path: Path) -> None:
     path = write_sentences(tmp_path, "fine\t1", "no label", "wrong label\t2")
-    left_out: dict[str, int] = {}
     with pytest.raises(ConfigError) as caught:
-        read_file(path, TASKS["SST-2"], left_out)
+        read_file(path, TASKS["SST-2"])
     assert caught.value.problems == (
         f"data_dir: {path}, line 3: 1 columns, expected 2 separated by tabs",
         f"data_dir: {path}, line 4: label '2', expected one of 0, 1",
         f"data_dir: {path}: 2 of 3 rows are malformed, expected at most 1 in 1,000;"
         " fix them, or give the task's own file",
     )
-    assert not left_out
 
 
 def test_many_malformed_rows_are_counted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="35 more malformed rows"):
-        read_file(write_sentences(tmp_path, *["bad"] * 40), TASKS["SST-2"], {})
+        read_file(write_sentences(tmp_path, *["bad"] * 40), TASKS["SST-2"])
 
 
 def test_a_few_malformed_rows_are_skipped_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_992)
-    left_out: dict[str, int] = {}
-    examples = read_file(path, TASKS["SST-2"], left_out)
+    examples = read_file(path, TASKS["SST-2"])
     assert [example.texts[0] for example in examples] == ["fine"] + ["good"] * 6_992
-    assert left_out == {str(path): 7}
     said = capsys.readouterr().out
     assert f"{path}: 7 malformed rows left out" in said
     assert "line 3: 1 columns" in said
     assert "2 more malformed rows" in said
     with pytest.raises(ConfigError, match="7 of 6999 rows are malformed"):
-        read_file(write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_991), TASKS["SST-2"], {})
+        read_file(write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_991), TASKS["SST-2"])
 
 
 def test_rows_from_the_hub_become_the_same_examples() -> None:
     pairs = hub({"premise": ["It rained."], "hypothesis": ["It was dry."], "label": [2], "idx": [0]})
-    assert read(TASKS["MNLI"], pairs, {}).examples == [Example(("It rained.", "It was dry."), 2.0)]
+    assert read(TASKS["MNLI"], pairs).examples == [Example(("It rained.", "It was dry."), 2.0)]
     scores = hub({"sentence1": ["A man plays."], "sentence2": ["Someone plays."], "label": [3.75]})
-    assert read(TASKS["STS-B"], scores, {}).examples == [Example(("A man plays.", "Someone plays."), 0.75)]
+    assert read(TASKS["STS-B"], scores).examples == [Example(("A man plays.", "Someone plays."), 0.75)]
 
 
 def test_malformed_rows_from_the_hub_are_handled_as_in_files() -> None:
     some = {"sentence": ["a", "b", "c"], "label": [1, -1, 0]}
     with pytest.raises(ConfigError, match=r"data_dir: copy cola train, line 2: label -1, expected one of 0, 1"):
-        read(TASKS["CoLA"], hub(some, "copy cola train"), {})
+        read(TASKS["CoLA"], hub(some, "copy cola train"))
     many = hub({name: values + values[:1] * 997 for name, values in some.items()}, "copy cola train")
-    left_out: dict[str, int] = {}
-    kept = read(TASKS["CoLA"], many, left_out).examples
+    kept = read(TASKS["CoLA"], many).examples
     assert [example.texts[0] for example in kept] == ["a", "c"] + ["a"] * 997
-    assert left_out == {"copy cola train": 1}
 
 
 def test_a_skipped_row_of_a_test_set_from_the_hub_keeps_its_number() -> None:
     rows = hub({"sentence": ["a", None, *["c"] * 998], "label": [-1] * 1_000})
-    found = read(TASKS["CoLA"], rows, {}, labelled=False)
+    found = read(TASKS["CoLA"], rows, labeled=False)
     assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
@@ -411,5 +351,5 @@ def test_an_example_has_glues_index_or_its_position() -> None:
         {"id": "q", "sentence": "a"},
         {"sentence": "a"},
     ]
-    found = read(TASKS["CoLA"], [("test", enumerate(rows, 1))], {}, labelled=False)
+    found = read(TASKS["CoLA"], ("test", enumerate(rows, 1)), labeled=False)
     assert found.indices == ["7", "5", "q", "3"]

@@ -1,4 +1,4 @@
-"""finetune/glue/heads.py: dropout and one dense layer on [CLS]."""
+"""finetune/glue/job.py: the heads, dropout and one dense layer on [CLS]."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ import torch
 from transformers import ElectraConfig
 from transformers.models.electra.modeling_electra import ElectraClassificationHead
 
-from finetune.glue.heads import SequenceClassifier
+from finetune.glue.job import SequenceClassifier
 from finetune.tokens import Features, collate
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 

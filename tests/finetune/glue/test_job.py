@@ -10,9 +10,7 @@ import torch
 from transformers import BertTokenizerFast
 
 from finetune.glue.files import load_task
-from finetune.glue.heads import SequenceClassifier
-from finetune.glue.job import GlueJob, make_job, tokenize_examples
-from finetune.glue.metrics import score
+from finetune.glue.job import GlueJob, SequenceClassifier, make_job, score, tokenize_examples
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
@@ -40,7 +38,6 @@ def run(stock_model: Path) -> Run:
         settings=SETTINGS,
         train=features(30),
         train_examples=30,
-        left_out={},
         pad_id=0,
         dev=dev,
         tests={},
@@ -71,7 +68,7 @@ def test_several_outputs_are_classes_and_one_output_is_a_score(run: Run) -> None
 
 def test_every_example_has_its_own_prediction_and_each_split_its_scores(run: Run) -> None:
     run.engine.module.eval()
-    metrics, files, constant = run.job.evaluate(run.engine)
+    metrics, files, constant = run.job.evaluate(run.engine.module, run.world)
     assert not constant
     assert list(files) == ["examples.json"]
     for split, features in run.job.dev.items():
@@ -79,46 +76,12 @@ def test_every_example_has_its_own_prediction_and_each_split_its_scores(run: Run
             int(run.engine.module(collate(features, [place], 0, torch.device("cpu"))).argmax())
             for place in range(len(features.targets))
         ]
-        assert run.job.predict(features, run.engine).tolist() == alone
+        assert run.job.predict(features, run.engine.module, run.world).tolist() == alone
         assert metrics[split] == score(("accuracy",), np.array(features.targets), np.array(alone))
         assert files["examples.json"][split] == {"predicted": alone, "target": features.targets}
 
 
-@pytest.mark.parametrize(("task", "doubled"), [("MRPC", True), ("STS-B", True), ("RTE", False), ("CoLA", False)])
-def test_unordered_pairs_are_trained_in_both_orders_on_request(task: str, doubled: bool, stock_model: Path) -> None:
-    texts = ("word1", "word2 word3")[: len(TASKS[task].text_columns)]
-    data = TaskData([Example(texts, 1.0)], {split: [Example(texts, 1.0)] for split in TASKS[task].dev_splits})
-    plain, both = (
-        make_job(TASKS[task], data, load_tokenizer(stock_model), SETTINGS.model_copy(update={"both_orders": choice}))
-        for choice in (False, True)
-    )
-    assert len(plain.train.targets) == 1
-    assert len(both.train.targets) == 1 + doubled
-    assert both.train_examples == 1
-    assert both.dev == plain.dev
-    if doubled:
-        assert plain.train.input_ids == [[2, 8, 3, 9, 10, 3]]
-        assert both.train.input_ids[1] == [2, 9, 10, 3, 8, 3]
-
-
-def test_scores_are_learned_on_the_files_scale_and_reported_as_fractions(stock_model: Path) -> None:
-    data = TaskData([Example(("word1", "word2"), 0.5)], {"dev": [Example(("word1", "word2"), 0.5)]})
-    tokenizer = load_tokenizer(stock_model)
-    fraction, plain = (
-        make_job(TASKS["STS-B"], data, tokenizer, SETTINGS.model_copy(update={"plain_scores": choice}))
-        for choice in (False, True)
-    )
-    batch = collate(plain.train, [0], 0, torch.device("cpu"))
-    assert fraction.losses(torch.tensor([[0.5]]), batch).tolist() == [0]
-    assert plain.losses(torch.tensor([[2.5]]), batch).tolist() == [0]
-    made = Run(load_encoder(stock_model), plain, SETTINGS, 1, CONFIG, start_processes())
-    made.engine.module.eval()
-    with torch.no_grad():
-        output = float(made.engine.module(batch))
-    assert plain.predict(plain.train, made.engine).tolist() == pytest.approx([output / 5])
-
-
-def test_unlabelled_examples_become_a_submission_and_labelled_ones_are_scored_too(stock_model: Path) -> None:
+def test_unlabeled_examples_become_a_submission_and_labeled_ones_are_scored_too(stock_model: Path) -> None:
     examples = [Example(("word1", "word2"), 1.0)] * 2
     unseen = [Example(("word1", "word2"), math.nan)] * 2
     tests = {
@@ -129,7 +92,7 @@ def test_unlabelled_examples_become_a_submission_and_labelled_ones_are_scored_to
     made_job = make_job(TASKS["MNLI"], data, load_tokenizer(stock_model), SETTINGS)
     made = Run(load_encoder(stock_model), made_job, SETTINGS, 1, CONFIG, start_processes())
     made.engine.module.eval()
-    metrics, files, _ = made_job.predict_tests(made.engine)
+    metrics, files, _ = made_job.predict_tests(made.engine.module, made.world)
     assert metrics == {"AX": {"matthews": 0.0}}
     (folder,) = {path.split("/")[0] for path in files}
     assert list(files) == list(data.tests_by_path()) == [f"{folder}/MNLI-m.tsv", f"{folder}/AX.tsv"]

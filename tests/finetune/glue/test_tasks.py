@@ -72,9 +72,9 @@ def test_columns_have_the_names_of_glue_or_of_the_hub_in_any_case() -> None:
 
 def test_a_row_that_may_lack_its_label_keeps_an_existing_one() -> None:
     for row in ({"index": "7", "sentence": "a"}, {"idx": 5, "sentence": "a", "label": -1}):
-        example = read_example(row, TASKS["CoLA"], labelled=False)
+        example = read_example(row, TASKS["CoLA"], labeled=False)
         assert (example.texts, math.isnan(example.target)) == (("a",), True)
-    assert read_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], labelled=False) == Example(("a",), 1.0)
+    assert read_example({"sentence": "a", "label": "1"}, TASKS["CoLA"], labeled=False) == Example(("a",), 1.0)
 
 
 def test_predictions_for_other_test_sets_have_another_path() -> None:

@@ -33,23 +33,3 @@ def test_each_column_is_a_panel_with_its_own_scale_and_each_model_has_one_legend
     assert figure.axes[0].get_ylim() != figure.axes[1].get_ylim()
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(labels) == len(set(labels)) == 2 + 3
-
-
-def test_checkpoints_are_a_line_over_steps_and_other_models_a_line_across() -> None:
-    steps = [
-        make_record(score, seed=seed, step=step, model_sha256=str(step) * 32, model="runs/small")
-        for step, scores in ((40, (0.3, 0.5, 0.4)), (20, (0.1, 0.2, 0.3)))
-        for seed, score in enumerate(scores)
-    ]
-    rows = make_rows([*steps, make_record(0.35)])
-    figure = draw(rows, shown_tables(rows))
-    (axes,) = figure.axes
-    (medians,) = [line for line in axes.lines if len(line.get_xdata()) == 2 and list(line.get_xdata()) == [20, 40]]
-    assert [round(float(y), 6) for y in medians.get_ydata()] == [20, 40]
-    dots = {
-        (int(line.get_xdata()[0]), round(float(line.get_ydata()[0]))) for line in axes.lines if line.get_marker() == "o"
-    }
-    assert dots == {(20, 10), (20, 20), (20, 30), (40, 30), (40, 40), (40, 50)}
-    across = [line for line in axes.lines if list(line.get_xdata()) == [0, 1] and line.get_label() == "small/export"]
-    assert [round(float(y), 6) for line in across for y in line.get_ydata()] == [35, 35]
-    assert figure.get_supxlabel() == "pre-training step"

@@ -3,7 +3,7 @@
 from finetune.reporting.comparisons import differences
 from finetune.reporting.paper_tables import COLUMNS
 from finetune.reporting.results import make_rows
-from finetune.reporting.tables import collapsed_lines, difference_lines, markdown, setting_lines
+from finetune.reporting.tables import difference_lines, markdown, setting_lines
 from tests.finetune.conftest import make_record
 
 
@@ -14,15 +14,6 @@ def test_the_best_setting_of_each_task_is_shown_with_the_varied_values() -> None
     head = records[1].run.settings.model_copy(update={"head": "hf"})
     (line,) = setting_lines(make_rows([*records, make_record(0.8, settings=head)]), COLUMNS)[2:]
     assert "epochs 5, weight_decay 0, head hf | 4 |" in line
-
-
-def test_a_setting_shared_by_all_models_is_shown_once() -> None:
-    other = {"model": "other", "model_sha256": "c" * 64}
-    records = [make_record(0.5), make_record(0.4, **other)]
-    (line,) = setting_lines(make_rows(records), COLUMNS)[2:]
-    assert line == "| CoLA | all | learning_rate 0.0003, epochs 3, weight_decay 0 | 1 |"
-    lines = setting_lines(make_rows([*records, make_record(0.5, epochs=4, **other)]), COLUMNS)[2:]
-    assert [line.split(" | ")[1] for line in lines] == ["runs/small/export", "other"]
 
 
 def test_pairs_of_models_are_rows_and_scores_are_columns() -> None:
@@ -37,13 +28,6 @@ def test_pairs_of_models_are_rows_and_scores_are_columns() -> None:
         "| b - a | +0.0 (1) | +0.0 (1) | +0.0 (1) |",
         "| c - a | – | – | +0.0 (1) |",
         "| c - b | – | – | +0.0 (1) |",
-    ]
-
-
-def test_every_collapsed_run_is_listed_even_if_its_setting_was_not_chosen() -> None:
-    rows = make_rows([make_record(0.5), make_record(0.0, seed=4, epochs=5, collapsed="constant prediction")])
-    assert collapsed_lines(rows) == [
-        "- CoLA, runs/small/export, seed 4, learning_rate 0.0003, epochs 5, weight_decay 0: constant prediction"
     ]
 
 

@@ -12,4 +12,4 @@ def test_every_job_has_what_a_run_needs(kind: type[Job]) -> None:
     assert Job.__abstractmethods__ == {"build", "losses", "evaluate", "to_hugging_face"}
     assert issubclass(kind, Job)
     assert not kind.__abstractmethods__
-    assert {"task", "train_examples", "left_out", "train", "pad_id"} <= kind.__dataclass_fields__.keys()
+    assert {"task", "train_examples", "train", "pad_id"} <= kind.__dataclass_fields__.keys()

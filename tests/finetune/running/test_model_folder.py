@@ -3,14 +3,12 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import normalizers
 
 from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary
-from finetune.config import FinetuneOptions
-from finetune.running.model_folder import open_model, open_models
+from finetune.running.model_folder import open_model
 from foundation.config import ConfigError
 
 
@@ -96,44 +94,3 @@ def test_a_model_with_its_own_code_opens_without_asking_to_run_it(
     assert "auto_map" in json.loads((pretrained_model / "config.json").read_text())
     assert open_model(str(pretrained_model)).config.relative_position
     assert not asked
-
-
-def sweep(run: Path, output: Path, *steps: str, **options: Any) -> FinetuneOptions:
-    return FinetuneOptions(model=str(run), steps=steps, output=output, **options)
-
-
-def test_a_checkpoint_is_the_model_that_export_writes_and_is_exported_once(
-    pretraining_run: Path, pretrained_model: Path, tmp_path: Path
-) -> None:
-    first, second = open_models(sweep(pretraining_run, tmp_path, "all"))
-    assert (first.step, second.step) == (20, 40)
-    assert first.sha256 != second.sha256 == open_model(str(pretrained_model)).sha256
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix != ".lock"}
-    assert [model.sha256 for model in open_models(sweep(pretraining_run, tmp_path, "40", "20"))] == [
-        first.sha256,
-        second.sha256,
-    ]
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix != ".lock"} == written
-
-
-def test_an_export_that_was_cut_short_is_written_anew(pretraining_run: Path, tmp_path: Path) -> None:
-    (model,) = open_models(sweep(pretraining_run, tmp_path, "newest"))
-    partial = model.path.rename(model.path.with_name(model.path.name + ".12345.tmp"))
-    (partial / "config.json").unlink()
-    (again,) = open_models(sweep(pretraining_run, tmp_path, "newest"))
-    assert (again.path, again.sha256) == (model.path, model.sha256)
-
-
-def test_wrong_steps_are_refused(pretraining_run: Path, stock_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="steps: got 30, expected newest, all, or steps at which"):
-        open_models(sweep(pretraining_run, tmp_path / "out", "20", "30"))
-    with pytest.raises(ConfigError, match=r"steps: .* has no run\.json; expected --model to be a run folder"):
-        open_models(sweep(stock_model, tmp_path / "out", "all"))
-    with pytest.raises(ConfigError, match="steps: random_weights leaves nothing of a checkpoint"):
-        open_models(sweep(pretraining_run, tmp_path / "out", "all", random_weights=True))
-    empty = tmp_path / "run"
-    empty.mkdir()
-    shutil.copy(pretraining_run / "run.json", empty)
-    with pytest.raises(ConfigError, match="has no complete checkpoint yet"):
-        open_models(sweep(empty, tmp_path / "out", "all"))
-    assert not (tmp_path / "out").exists()

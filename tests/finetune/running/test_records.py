@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from finetune.presets import squad_settings_for
+from finetune.config import SquadConfig
+from finetune.presets import settings_for
 from finetune.running.records import (
     RunRecord,
     answers_folder,
@@ -24,7 +25,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     records = [
         make_record(seed=1),
         make_record(seed=2, train_losses=(0.5, None), collapsed="non-finite loss"),
-        make_record(task="SQuAD 2.0", settings=squad_settings_for(256, 512, {})),
+        make_record(task="SQuAD 2.0", settings=settings_for(SquadConfig, "SQuAD 2.0", 256, 512, {})),
     ]
     for record in records:
         append_record(path, record)

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from finetune.config import GlueOptions, SquadConfig, SquadOptions, TaggingOptions
-from finetune.presets import squad_settings_for
+from finetune.config import SquadConfig, SquadOptions
 from finetune.running.job import LoadedTask
 from finetune.running.model_folder import open_model
 from finetune.running.records import read_records, write_files
 from finetune.running.run_list import Queue
 from finetune.squad.files import VERSIONS, load_squad
 from finetune.squad.job import make_job
-from tests.finetune.conftest import FP32, make_record, run_queue
+from tests.finetune.conftest import FP32, make_record
 
 
 def squad_queue(model: Path, output: Path, prepare: Any = None, files: Sequence[str] = (), **options: Any) -> Queue:
     given = {"model": str(model), "deepspeed_config": FP32, "max_question": 8, "output": output}
-    loaded = LoadedTask(VERSIONS["2.0"], "b", squad_settings_for, prepare, files)
-    return Queue([loaded], [open_model(str(model))], SquadOptions.from_values(given | options))
+    loaded = LoadedTask(VERSIONS["2.0"], "b", prepare, files)
+    return Queue([loaded], open_model(str(model)), SquadOptions.from_values(given | options))
 
 
 def test_runs_in_the_results_file_are_finished(stock_model: Path, tmp_path: Path) -> None:
@@ -57,24 +56,3 @@ def test_a_task_is_prepared_once_and_each_run_saves_its_answers(
         assert official["f1"] == pytest.approx(100 * record.last["dev"]["f1"])
         assert len(json.loads((folder / "predictions.json").read_text())) == 16
     assert len(list((tmp_path / "predictions").iterdir())) == 4
-
-
-@pytest.mark.parametrize("task", ["CoLA", "SQuAD 2.0", "NER"])
-def test_every_checkpoint_of_a_run_is_fine_tuned_with_every_seed_by_one_command(
-    task: str, pretraining_run: Path, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kind, data, given = {
-        "CoLA": (GlueOptions, "cola_folder", {"task": ("CoLA",)}),
-        "SQuAD 2.0": (SquadOptions, "squad_folder", {}),
-        "NER": (TaggingOptions, "tagging_folder", {"task": "NER"}),
-    }[task]
-    given |= {"model": str(pretraining_run), "data_dir": str(request.getfixturevalue(data)), "output": tmp_path}
-    options = kind(steps=("40",), seeds=(1,), epochs=1, **given)
-    assert run_queue(options) == 0
-    assert run_queue(options.model_copy(update={"steps": ("all",), "seeds": (1, 2)})) == 0
-    assert "3 of 4 runs to do" in capsys.readouterr().out
-    records = read_records(tmp_path / "results.jsonl")
-    assert sorted((record.step, record.run.seed) for record in records) == [(20, 1), (20, 2), (40, 1), (40, 2)]
-    assert len({record.run.model_sha256 for record in records}) == 2
-    assert {(record.run.task, record.model) for record in records} == {(task, str(pretraining_run))}
-    assert len({record.train_losses for record in records}) == 4

@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from finetune.config import FinetuneConfig, GlueConfig
 from finetune.glue.files import load_task
-from finetune.glue.heads import SequenceClassifier
-from finetune.glue.job import GlueJob, make_job
+from finetune.glue.job import GlueJob, SequenceClassifier, make_job
 from finetune.glue.tasks import TASKS
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
@@ -113,61 +112,6 @@ def test_a_run_is_plain_adamw_with_layer_wise_decay(
     run.train()
     for name, weight in run.engine.module.named_parameters():
         torch.testing.assert_close(weight.data, expected.get_parameter(name).data, rtol=0, atol=2e-5, msg=name)
-
-
-def by_hand_in_float64(model: SequenceClassifier, job: GlueJob, settings: GlueConfig) -> None:
-    """One epoch by the formulas: google-research/electra's (`model/optimization.py`) where a switch says so."""
-    w = dict(model.named_parameters())
-    m, v = ({name: torch.zeros_like(weight) for name, weight in w.items()} for _ in range(2))
-    beta1, beta2 = settings.betas
-    lengths = [len(ids) for ids in job.train.input_ids]
-    batches = list(epoch_batches(lengths, settings.batch_size, settings.length_pool, SEED, 0))
-    steps, warmup = len(batches), int(0.1 * len(batches))
-    for step, chosen in enumerate(batches):
-        batch = collate(job.train, chosen, job.pad_id, torch.device("cpu"))
-        loss = torch.nn.functional.cross_entropy(model(batch), batch.target_B.long())
-        gradients = torch.autograd.grad(loss, list(w.values()))
-        norm = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
-        rate = settings.learning_rate * min((step + 1) / warmup, (steps - step) / (steps - warmup))
-        if settings.multiplicative_warmup:
-            rate = settings.learning_rate * (1 - step / steps) * min(1, step / warmup)
-        c1, c2 = (1, 1) if settings.legacy_adam else (1 - beta1 ** (step + 1), 1 - beta2 ** (step + 1))
-        for (name, weight), gradient in zip(w.items(), gradients, strict=True):
-            clipped = gradient * min(1, settings.gradient_clipping / norm)
-            m[name] = beta1 * m[name] + (1 - beta1) * clipped
-            v[name] = beta2 * v[name] + (1 - beta2) * clipped**2
-            update = (m[name] / c1) / ((v[name] / c2).sqrt() + settings.eps)
-            decayed = settings.weight_decay * weight.data if decays(name) else 0
-            scale = layer_scale(name, model.electra.config.num_hidden_layers, settings.layer_decay)
-            weight.data -= rate * scale * (update + decayed)
-
-
-@pytest.mark.parametrize(("legacy_adam", "multiplicative_warmup"), [(True, True), (True, False), (False, True)])
-def test_googles_adam_and_warmup_are_its_formulas_by_hand_in_float64(
-    legacy_adam: bool, multiplicative_warmup: bool, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
-) -> None:
-    switches = {"legacy_adam": legacy_adam, "multiplicative_warmup": multiplicative_warmup}
-    settings = SETTINGS.model_copy(update={"epochs": 1, **switches})
-
-    def model() -> SequenceClassifier:
-        torch.manual_seed(key_of(SEED, 0))
-        return SequenceClassifier(
-            load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), 2
-        )
-
-    expected, plain = model().double(), model().double()
-    by_hand_in_float64(expected, job, settings)
-    by_hand_in_float64(plain, job, SETTINGS)
-    torch.manual_seed(key_of(SEED, 0))
-    encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    run = Run(encoder, job, settings, SEED, deepspeed_file(tmp_path, micro=4), world)
-    run.train()
-    moved = 0.0
-    for name, weight in run.engine.module.named_parameters():
-        by_hand = expected.get_parameter(name).data
-        torch.testing.assert_close(weight.data.double(), by_hand, rtol=0, atol=2e-5, msg=name)
-        moved = max(moved, float((plain.get_parameter(name).data - by_hand).abs().max()))
-    assert moved > 1e-3
 
 
 def go(stock_model: Path, job: GlueJob, world: World, config: Path, seed: int = SEED, **changes: Any) -> Outcome:
@@ -425,21 +369,6 @@ def twelve_layers() -> SequenceClassifier:
 def test_a_layers_factor_is_decay_to_the_power_of_its_depth_below_the_head(name: str, factor: float) -> None:
     assert name in dict(twelve_layers().named_parameters())
     assert layer_scale(name, 12, 0.8) == pytest.approx(factor, abs=5e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [
-        ("head.weight", 1.0),
-        ("electra.encoder.layer.11.output.dense.weight", 0.64),
-        ("electra.encoder.layer.0.attention.self.query.bias", 0.0550),
-        ("electra.embeddings.word_embeddings.weight", 0.0440),
-    ],
-)
-def test_the_legacy_form_is_google_researchs(name: str, factor: float) -> None:
-    assert layer_scale(name, 12, 0.8, legacy=True) == pytest.approx(factor, abs=5e-5)
-    made = groups(twelve_layers(), 12, DECAYED.model_copy(update={"legacy_layer_decay": True}))
-    assert any(group["lr_scale"] == pytest.approx(factor, abs=5e-5) for group in made)
 
 
 def test_each_parameter_is_in_the_group_of_its_layer() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizerFast
 
 from finetune.config import SquadConfig
-from finetune.presets import squad_settings_for
+from finetune.presets import settings_for
 from finetune.squad.features import (
     cut_into_pieces,
     cut_into_windows,
@@ -62,13 +62,13 @@ def real_tokenizer(shared_data: Path) -> BertTokenizerFast:
 
 
 def short(**changes: int | str) -> SquadConfig:
-    return squad_settings_for(32, 512, {"max_length": 20, "max_question": 6, "stride": 4} | changes)
+    return settings_for(SquadConfig, "SQuAD 2.0", 32, 512, {"max_length": 20, "max_question": 6, "stride": 4} | changes)
 
 
 WORDS = st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=6).map("".join), min_size=1, max_size=8)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(words=WORDS, spaces=st.lists(st.sampled_from(SPACES), min_size=9, max_size=9), data=st.data())
 def test_words_are_recovered_to_the_last_character(
     words: list[str], spaces: list[str], data: st.DataObject, tokenizer: BertTokenizerFast
@@ -86,7 +86,7 @@ def test_words_are_recovered_to_the_last_character(
     assert pieces.text(text, *span) == text[begin:end]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=40))
 def test_in_any_text_a_span_of_pieces_is_an_ordered_stretch_of_it(text: str, tokenizer: BertTokenizerFast) -> None:
     (pieces,) = cut_into_pieces([text], tokenizer)
@@ -193,7 +193,7 @@ def test_real_answers_are_recovered_unless_they_end_inside_a_word(
 def test_targets_of_real_windows_are_their_answers(real_tokenizer: BertTokenizerFast, shared_data: Path) -> None:
     file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
     few = SquadFile(file.paragraphs[:40], [question for question in file.questions if question.paragraph < 40])
-    made = make_windows(few, real_tokenizer, squad_settings_for(256, 128, {}), training=True)
+    made = make_windows(few, real_tokenizer, settings_for(SquadConfig, "SQuAD 2.0", 256, 128, {}), training=True)
     assert len(made.windows) > len(few.questions) > 100
     pointing = set()
     for window, ids, (start, end, unanswerable) in zip(

@@ -47,8 +47,8 @@ def test_a_question_without_answers_and_one_of_squad_1_are_read(tmp_path: Path) 
 def test_questions_need_no_answers_and_existing_ones_are_ignored(tmp_path: Path) -> None:
     bare = {key: value for key, value in entry("q2").items() if key not in ("answers", "is_impossible")}
     path = write(tmp_path, entry(), bare)
-    unlabelled = parse_squad(path.read_bytes(), "input", labelled=False)
-    assert [question.answers for question in unlabelled.questions] == [(), ()]
+    unlabeled = parse_squad(path.read_bytes(), "input", labeled=False)
+    assert [question.answers for question in unlabeled.questions] == [(), ()]
     with pytest.raises(ConfigError, match="question q2: no answers"):
         read_squad(path)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import BertTokenizerFast
 
-from finetune.presets import squad_settings_for
+from finetune.config import SquadConfig
+from finetune.presets import settings_for
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
 from finetune.squad.features import Pieces, Window
@@ -40,7 +41,7 @@ def data(squad_folder: Path) -> SquadData:
 
 
 def small_job(model: Path, data: SquadData, version: str = "2.0", **changes: Any) -> SquadJob:
-    settings = squad_settings_for(32, 32, {"max_question": 8} | BY_HEART | changes)
+    settings = settings_for(SquadConfig, "SQuAD 2.0", 32, 32, {"max_question": 8} | BY_HEART | changes)
     return make_job(VERSIONS[version], data, load_tokenizer(model), settings)
 
 
@@ -67,7 +68,7 @@ def test_a_tiny_model_memorizes_sixteen_questions(
 ) -> None:
     job = small_job(stock_model, data, head=head, epochs=epochs, learning_rate=1e-2)
     run = learn(job, encoder_of(stock_model), world)
-    scores = job.evaluate(run.engine).metrics["dev"]
+    scores = job.evaluate(run.engine.module, world).metrics["dev"]
     assert scores["exact"] > 0.9, scores
 
 
@@ -76,7 +77,7 @@ def test_a_tiny_model_memorizes_fifty_real_questions(shared_data: Path, world: W
     file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
     few = SquadFile(file.paragraphs, file.questions[:50])
     tokenizer = BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
-    settings = squad_settings_for(64, 128, BY_HEART | {"epochs": 60, "learning_rate": 1e-3})
+    settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, BY_HEART | {"epochs": 60, "learning_rate": 1e-3})
     job = make_job(VERSIONS["2.0"], SquadData(few, few), tokenizer, settings)
     assert len(job.train.targets) > 2 * job.train_examples == 100  # several windows per question
     torch.manual_seed(0)
@@ -91,7 +92,7 @@ def test_a_tiny_model_memorizes_fifty_real_questions(shared_data: Path, world: W
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    scores = job.evaluate(learn(job, ElectraEncoder(config), world).engine).metrics["dev"]
+    scores = job.evaluate(learn(job, ElectraEncoder(config), world).engine.module, world).metrics["dev"]
     assert scores["exact"] > 0.9, scores
 
 
@@ -105,7 +106,7 @@ def barely_trained(stock_model: Path, data: SquadData, world: World) -> tuple[Sq
 
 def test_scores_follow_from_the_saved_files(barely_trained: tuple[SquadJob, Run], data: SquadData) -> None:
     job, run = barely_trained
-    metrics, files, constant = job.evaluate(run.engine)
+    metrics, files, constant = job.evaluate(run.engine.module, run.world)
     best = {name: answers[0]["text"] for name, answers in files["nbest.json"].items()}
     nulls, official = files["null_odds.json"], files["metrics.json"]
     assert official == evaluate(data.dev.questions, best, nulls, -2.75)
@@ -122,10 +123,10 @@ def test_answers_are_stretches_of_their_paragraphs_best_first(
     barely_trained: tuple[SquadJob, Run], data: SquadData
 ) -> None:
     job, run = barely_trained
-    candidates, _ = job.answer(data.dev, job.dev, run.engine)
+    candidates, _ = job.answer(data.dev, job.dev, run.engine.module, run.world)
     for question in data.dev.questions:
         found = candidates[question.id]
-        assert 1 <= len(found) <= job.settings.n_best
+        assert 1 <= len(found) <= job.kind.n_best
         texts, scores = ([answer[key] for answer in found] for key in ("text", "score"))
         assert len(set(texts)) == len(found)
         assert scores == sorted(scores, reverse=True)
@@ -133,13 +134,12 @@ def test_answers_are_stretches_of_their_paragraphs_best_first(
         assert all(len(text.split()) <= 30 for text in texts)
 
 
-def test_ranks_divide_the_windows(barely_trained: tuple[SquadJob, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_divide_the_windows(barely_trained: tuple[SquadJob, Run]) -> None:
     job, run = barely_trained
-    spans_WN3, null_W = job.predict(job.dev, run.engine)
-    parts = []
-    for rank in range(3):
-        monkeypatch.setattr(run.engine, "world", World(rank, 3, rank, torch.device("cpu")))
-        parts.append(job.predict(job.dev, run.engine))  # in a group of one process each part stays as it is
+    spans_WN3, null_W = job.predict(job.dev, run.engine.module, run.world)
+    worlds = [World(rank, 3, rank, torch.device("cpu")) for rank in range(3)]
+    # In a group of one process each part stays as it is.
+    parts = [job.predict(job.dev, run.engine.module, world) for world in worlds]
     torch.testing.assert_close(sum(spans for spans, _ in parts), spans_WN3, atol=1e-5, rtol=0)
     torch.testing.assert_close(sum(nulls for _, nulls in parts), null_W, atol=1e-5, rtol=0)
 
@@ -154,7 +154,7 @@ def test_zero_3_learns_and_answers_the_same(
         run = Run(encoder_of(stock_model), job, settings, 1, values_of(f"zero{stage}_fp32"), world)
         losses = [run.train_epoch(0), run.train_epoch(1)]
         run.engine.module.eval()
-        runs.append((losses, job.predict(job.dev, run.engine)[1]))
+        runs.append((losses, job.predict(job.dev, run.engine.module, world)[1]))
     assert runs[1][0] == pytest.approx(runs[0][0], abs=1e-5)
     torch.testing.assert_close(runs[1][1], runs[0][1], atol=1e-4, rtol=0)
 
@@ -162,7 +162,7 @@ def test_zero_3_learns_and_answers_the_same(
 def test_squad_1_always_answers(stock_model: Path, data: SquadData, world: World) -> None:
     answered = SquadFile(data.dev.paragraphs, [question for question in data.dev.questions if question.answers])
     job = small_job(stock_model, SquadData(answered, answered), "1.1", epochs=1, learning_rate=1e-3)
-    evaluation = job.evaluate(learn(job, encoder_of(stock_model), world).engine)
+    evaluation = job.evaluate(learn(job, encoder_of(stock_model), world).engine.module, world)
     assert evaluation.metrics.keys() == {"dev"}
     given = evaluation.files["predictions.json"]
     assert evaluation.files["metrics.json"] == evaluate_squad1(answered.questions, given)

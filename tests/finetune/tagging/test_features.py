@@ -1,4 +1,4 @@
-"""finetune/tagging/features.py: every word once, its label on its first piece, whatever the length."""
+"""finetune/tagging/job.py: every word once, its label on its first piece, whatever the length."""
 
 import lzma
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from finetune.running.model_folder import load_tokenizer
-from finetune.tagging.features import SPECIAL_TOKENS, cut_sentence, tokenize_sentences
 from finetune.tagging.files import TASKS, Sentence, read_tagged
+from finetune.tagging.job import SPECIAL_TOKENS, cut_sentence, tokenize_sentences
 from finetune.tokens import IGNORED
 
 CLASSES = {"A": 0, "B": 1}

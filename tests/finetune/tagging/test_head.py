@@ -1,10 +1,10 @@
-"""finetune/tagging/head.py: Hugging Face's head, number for number."""
+"""finetune/tagging/job.py: Hugging Face's head, number for number."""
 
 from pathlib import Path
 
 import torch
 
-from finetune.tagging.head import TokenClassifier
+from finetune.tagging.job import TokenClassifier
 from finetune.tokens import Batch
 from pretrain.huggingface.folders import load_encoder
 

@@ -9,7 +9,8 @@ import seqeval.metrics
 import torch
 import torch.nn.functional as F
 
-from finetune.presets import tagging_settings_for
+from finetune.config import TaggingConfig
+from finetune.presets import settings_for
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
 from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging
@@ -19,7 +20,7 @@ from pretrain.huggingface.folders import load_encoder
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 
-SETTINGS = tagging_settings_for("NER", 32, 32, {"batch_size": 8, "max_length": 8})
+SETTINGS = settings_for(TaggingConfig, "NER", 32, 32, {"batch_size": 8, "max_length": 8})
 CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 
 
@@ -61,8 +62,8 @@ def test_the_scores_are_seqevals_of_the_written_predictions_which_hold_every_wor
     torch.nn.init.normal_(engine.module.head.weight, generator=torch.manual_seed(0))  # some of each label
     (path,) = data.test_answers()
     for found, name, split, sentences in (
-        (job.evaluate(engine), "dev.conll", "dev", data.dev),
-        (job.predict_tests(engine), path, "test", data.test),
+        (job.evaluate(engine.module, engine.world), "dev.conll", "dev", data.dev),
+        (job.predict_tests(engine.module, engine.world), path, "test", data.test),
     ):
         blocks = [[row.split("\t") for row in block.splitlines()] for block in found.files[name].split("\n\n")]
         words, target, predicted = ([[row[column] for row in block] for block in blocks] for column in range(3))
@@ -79,7 +80,8 @@ def test_words_without_pieces_count_as_the_most_frequent_label_and_are_reported(
     dev = [Sentence(("\u200d", "good"), ("B-loc", "B-loc")), Sentence(("\u200d",), ("O",))]
     job = make_job(TASKS["NER"], TaggingData(train, dev, []), load_tokenizer(stock_model), SETTINGS)
     assert capsys.readouterr().out == "NER dev: 2 words without pieces count as O\n"
-    rows = job.evaluate(make_run(stock_model, job).engine).files["dev.conll"].split("\n")
+    engine = make_run(stock_model, job).engine
+    rows = job.evaluate(engine.module, engine.world).files["dev.conll"].split("\n")
     assert (rows[0], rows[3]) == ("\u200d\tB-loc\tO", "\u200d\tO\tO")
 
 
@@ -88,4 +90,4 @@ def test_a_model_that_gives_every_word_one_label_has_collapsed(stock_model: Path
     job = make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
     engine = make_run(stock_model, job).engine
     torch.nn.init.zeros_(engine.module.head.weight)
-    assert job.evaluate(engine).constant
+    assert job.evaluate(engine.module, engine.world).constant

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from pretrain.analysis.analysis import (
-    analyse,
+    analyze,
     as_json,
     certainty,
     detection,
@@ -14,10 +14,10 @@ from pretrain.analysis.analysis import (
     headline,
     weighted_loss,
 )
-from pretrain.analysis.observation import Judgement, Observations, Observed, OriginalTokens
+from pretrain.analysis.observation import Judgment, Observations, Observed, OriginalTokens
 
 
-def judgement(**changes: np.ndarray) -> Judgement:
+def judgment(**changes: np.ndarray) -> Judgment:
     """Six positions, four of them masked, two replaced; the discriminator ranks them perfectly."""
     values = {
         "d": np.array([3.0, 2.0, -1.0, -2.0, -3.0, -4.0]),
@@ -25,13 +25,13 @@ def judgement(**changes: np.ndarray) -> Judgement:
         "masked": np.array([True, True, True, True, False, False]),
         "sequence": np.array([0, 0, 1, 1, 1, 1]),
     }
-    return Judgement(**{**values, **changes})
+    return Judgment(**{**values, **changes})
 
 
 def observations(**changes: object) -> Observations:
-    """Observations at the four masked positions of `judgement`."""
+    """Observations at the four masked positions of `judgment`."""
     values = {
-        "judgement": judgement(),
+        "judgment": judgment(),
         "estimated_loss": np.array([0.1, 0.4, 0.2, 0.3]),
         "actual_loss": np.array([0.2, 0.8, 0.7, 0.9]),
         "sampled_other": np.array([True, True, False, False]),
@@ -61,7 +61,7 @@ def test_the_generators_numbers_are_means_over_masked_positions() -> None:
 
 
 def test_detection_accuracy_over_masked_and_all_positions_has_an_interval_around_it() -> None:
-    found = detection(judgement(d=np.array([3.0, -2.0, -1.0, -2.0, -3.0, 4.0])))
+    found = detection(judgment(d=np.array([3.0, -2.0, -1.0, -2.0, -3.0, 4.0])))
     assert found["accuracy_masked"].value == 0.75
     assert found["accuracy_all"].value == pytest.approx(4 / 6)
     assert found["replaced_share"].value == pytest.approx(2 / 6)
@@ -71,7 +71,7 @@ def test_detection_accuracy_over_masked_and_all_positions_has_an_interval_around
 
 
 def test_detection_compares_the_loss_with_the_entropy_of_the_replaced_share() -> None:
-    found = detection(judgement())
+    found = detection(judgment())
     loss = np.mean([np.log1p(np.exp(-v)) for v in (3, 2)] * 1 + [np.log1p(np.exp(v)) for v in (-1, -2, -3, -4)])
     entropy = -(1 / 3 * np.log(1 / 3) + 2 / 3 * np.log(2 / 3))
     assert found["discriminator_loss"].value == pytest.approx(loss)
@@ -80,10 +80,10 @@ def test_detection_compares_the_loss_with_the_entropy_of_the_replaced_share() ->
 
 
 def test_detection_has_the_auc_of_all_and_of_masked_positions() -> None:
-    seen = judgement(d=np.array([3.0, -1.5, -1.0, -2.0, -3.0, 4.0]))
+    seen = judgment(d=np.array([3.0, -1.5, -1.0, -2.0, -3.0, 4.0]))
     assert detection(seen)["auc_all"].value == pytest.approx(roc_auc_score(seen.replaced, seen.d))
     assert detection(seen)["auc_masked"].value == pytest.approx(roc_auc_score(seen.replaced[:4], seen.d[:4]))
-    nothing = detection(judgement(replaced=np.zeros(6, dtype=bool)))
+    nothing = detection(judgment(replaced=np.zeros(6, dtype=bool)))
     assert as_json(nothing["auc_all"]) is None and as_json(nothing["auc_masked"]) is None
 
 
@@ -97,7 +97,7 @@ def test_correlations_by_class_are_numpys() -> None:
 def test_an_objective_without_loss_estimate_has_no_correlation() -> None:
     seen = observations(estimated_loss=np.empty(0))
     assert estimate_quality(seen) == {}
-    shown = headline(as_json(analyse(observed(p_G=seen))))
+    shown = headline(as_json(analyze(observed(p_G=seen))))
     assert shown["estimate_correlation"] == {"original": None, "replaced": None, "all": None}
 
 
@@ -116,8 +116,8 @@ def test_an_estimate_informative_within_classes_beats_the_class_means_and_a_cons
     other = random.random(4000) < 0.5
     loss = np.where(other, 1.0, 0.3) + random.normal(0, 0.5, 4000)
     masked, sequence = np.ones(4000, dtype=bool), np.arange(4000) // 8
-    seen = judgement(d=loss, replaced=other, masked=masked, sequence=sequence)
-    common = {"judgement": seen, "actual_loss": loss, "sampled_other": other}
+    seen = judgment(d=loss, replaced=other, masked=masked, sequence=sequence)
+    common = {"judgment": seen, "actual_loss": loss, "sampled_other": other}
     knowing = observations(estimated_loss=loss + random.normal(0, 0.3, 4000), **common)
     blind = observations(estimated_loss=np.where(other, 1.0, 0.3), **common)
     for seen_by, above in ((knowing, True), (blind, False)):
@@ -152,7 +152,7 @@ def test_a_better_distribution_has_lower_variance_by_more_than_the_interval() ->
     losses = {name: random.permutation(8000) < share * 8000 for name, share in {"p_G": 0.1, "p_S": 0.3}.items()}
     under = {
         name: observations(
-            judgement=judgement(
+            judgment=judgment(
                 d=np.zeros(8000), replaced=loss, masked=np.ones(8000, dtype=bool), sequence=np.arange(8000) // 8
             ),
             actual_loss=loss.astype(float),
@@ -164,7 +164,7 @@ def test_a_better_distribution_has_lower_variance_by_more_than_the_interval() ->
         )
         for name, loss in losses.items()
     }
-    found = as_json(analyse(observed(**under)))
+    found = as_json(analyze(observed(**under)))
     mean, variance = (found["p_S_minus_p_G"]["loss_estimate"][name] for name in ("mean", "variance"))
     assert mean[0] == pytest.approx(0, abs=1e-9) and mean[1] < 0 < mean[2]
     assert variance[0] == pytest.approx((0.3 / 9 - 0.01) - 0.09) and variance[2] < 0
@@ -173,5 +173,5 @@ def test_a_better_distribution_has_lower_variance_by_more_than_the_interval() ->
 
 
 def test_a_run_without_learned_sampling_has_no_p_S_to_compare() -> None:
-    found = analyse(observed(p_G=observations()))
+    found = analyze(observed(p_G=observations()))
     assert found["detection"].keys() == {"p_G"} and "p_S_minus_p_G" not in found

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.analysis.analysis import SUMMED, analyse, detection, sequence_sums
+from pretrain.analysis.analysis import SUMMED, analyze, detection, sequence_sums
 from pretrain.analysis.crossing import COMPARED, Candidate, Entry, cross, crossing, tables
 from pretrain.analysis.observation import observe
 from pretrain.config import RunConfig
@@ -40,8 +40,8 @@ def candidate(name: str, model: Electra, batches: list[Batch], folder: Path, ste
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     checkpoint = save(folder, step, EngineState(0, {}, weights, {}), {}, keep_last=1)
     observed = observe(model, batches, CPU)
-    sums = {place: sequence_sums(seen.judgement) for place, seen in observed.under.items()}
-    return Candidate(name, description, checkpoint, {}, observed.tokens, analyse(observed)["detection"], sums)
+    sums = {place: sequence_sums(seen.judgment) for place, seen in observed.under.items()}
+    return Candidate(name, description, checkpoint, {}, observed.tokens, analyze(observed)["detection"], sums)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_diagonal_equals_the_runs_own_evaluations_and_the_rest_does_not(
             losses.append(torch.nn.functional.binary_cross_entropy_with_logits(d, replaced.float()).item())
         assert entry.found["accuracy_all"].value == pytest.approx(np.mean(right))
         assert entry.found["discriminator_loss"].value == pytest.approx(np.mean(losses), rel=1e-5)
-        own = detection(replacements[entry.sampler].under[entry.distribution].judgement)
+        own = detection(replacements[entry.sampler].under[entry.distribution].judgment)
         assert entry.found["replaced_share"].value == own["replaced_share"].value
 
 

@@ -127,7 +127,7 @@ def started(folder: Path, *starts: dict[str, Any]) -> Path:
 def test_nothing_is_found_in_a_healthy_run_and_every_check_is_made(objective: str, write: Write) -> None:
     diagnosis = diagnose(write(objective))
     assert diagnosis.findings == [] and diagnosis.unjudged == []
-    assert {answer.finding.name for answer in diagnosis.judged} == CHECKS[objective]
+    assert {answer.name for answer in diagnosis.judged} == CHECKS[objective]
 
 
 @pytest.mark.parametrize("name", SICK)
@@ -139,7 +139,7 @@ def test_each_sickness_is_the_only_finding_and_has_its_threshold_and_steps(name:
     assert "600" in finding.evidence and ("the limit is" in finding.evidence or "expected" in finding.evidence)
     assert all("\n" not in text and text.endswith(".") for text in (finding.verdict, finding.evidence, finding.remedy))
     (beyond,) = [answer for answer in diagnose(folder).judged if answer.sick]
-    assert beyond.finding == finding and any(part.beyond for part in beyond.measured)
+    assert beyond == finding and any(part.beyond for part in beyond.measured)
 
 
 @pytest.mark.parametrize("text", ["alien words", "alien letters"])
@@ -174,7 +174,7 @@ def test_only_the_newest_start_decides_about_the_precision_and_one_in_fp32_canno
     folder = started(write(), EMULATED, EMULATED | {"step": 50, "precision": "float32", "matrix_peak_tflops": 0.01})
     diagnosis = diagnose(folder)
     assert diagnosis.findings == [] and diagnosis.unjudged == []
-    assert "slow precision" not in {answer.finding.name for answer in diagnosis.judged}
+    assert "slow precision" not in {answer.name for answer in diagnosis.judged}
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_an_evaluation_is_compared_with_training_at_the_same_step(write: Write) 
 def test_few_held_out_novels_by_other_authors_are_no_repeated_text(objective: str, write: Write) -> None:
     diagnosis = diagnose(write(objective, {"mlm_loss": 4.05 - 0.57, "epoch": 3.19}))
     assert diagnosis.findings == []
-    (repetition,) = [answer for answer in diagnosis.judged if answer.finding.name == "data repeated or unshuffled"]
-    assert "+0.57 nats" in repetition.finding.evidence and "held-out documents differ" in repetition.finding.evidence
+    (repetition,) = [answer for answer in diagnosis.judged if answer.name == "data repeated or unshuffled"]
+    assert "+0.57 nats" in repetition.evidence and "held-out documents differ" in repetition.evidence
 
 
 def test_the_same_gap_after_many_passes_is_repeated_text(write: Write) -> None:
@@ -283,8 +283,10 @@ def test_an_older_run_is_judged_by_the_records_it_has(write: Write) -> None:
     assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["checks of epoch", "checks of auc_all"]
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "1e308", "1" + 400 * "0", "1e999", "NaN", "null", "true", '"1"', "[1]"])
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+@pytest.mark.parametrize(
+    ("objective", "value"),
+    [*(("hp_loss", value) for value in ("0", "-1", "1e308", "1" + 400 * "0", '"1"')), ("hp_dist", "NaN")],
+)
 def test_whatever_the_values_of_a_log_are_every_check_is_made_or_listed_and_none_says_nan(
     objective: str, value: str, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,8 +46,8 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
     output = model(batch)
     prediction = model.predict(batch)
     z_BK = model.score(prediction.hidden_BKH).of(output.draw.tokens_BK)
-    assert len(observed.judgement.d) == 2 * 23 and len(observed.actual_loss) == 2 * 5
-    assert observed.judgement.masked.sum() == 10 and everything.metrics["tokens"] == 46
+    assert len(observed.judgment.d) == 2 * 23 and len(observed.actual_loss) == 2 * 5
+    assert observed.judgment.masked.sum() == 10 and everything.metrics["tokens"] == 46
     assert torch.equal(everything.tokens["p_S"][:3], output.draw.tokens_BK.int())
     row = 0
     for b in range(3):
@@ -76,7 +76,7 @@ def test_a_discriminator_judges_its_own_replacements_as_observed(
     observed = observe(model, [batch, batch], CPU)
     for name, seen in observed.under.items():
         again = judge(model, [batch, batch], observed.tokens[name], CPU)
-        assert all(np.array_equal(a, b) for a, b in zip(again, seen.judgement, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(again, seen.judgment, strict=True))
 
 
 def test_another_discriminator_judges_the_same_replacements_differently(
@@ -86,6 +86,6 @@ def test_another_discriminator_judges_the_same_replacements_differently(
     torch.nn.init.normal_(judging.discriminator_predictions.dense.weight)
     observed = observe(drawing, [batch], CPU)
     crossed = judge(judging, [batch], observed.tokens["p_S"], CPU)
-    own = observed.under["p_S"].judgement
+    own = observed.under["p_S"].judgment
     assert np.array_equal(crossed.replaced, own.replaced)
     assert not np.allclose(crossed.d, own.d)

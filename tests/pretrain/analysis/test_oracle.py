@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pretrain.analysis.oracle import oracle_distance
+from pretrain.analysis.observation import oracle_distance
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.losses import discriminator_loss

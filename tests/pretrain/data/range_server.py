@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
-Fault = (
-    Literal["drop", "500", "404", "403", "416", "truncate", "corrupt", "204", "short", "elsewhere", "trickle"] | None
-)
+Fault = Literal["drop", "500", "404", "403", "truncate", "corrupt", "204", "short", "elsewhere", "trickle"] | None
 
 
 class RangeServer(ThreadingHTTPServer):
@@ -57,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         if (login, query) != (server.login, server.query):
             self.send_error(401)
             return
-        if fault in ("500", "404", "403", "416") or not path.is_file():
+        if fault in ("500", "404", "403") or not path.is_file():
             self.send_error(int(fault) if fault else 404)
             return
         if fault in ("204", "elsewhere"):

@@ -8,7 +8,6 @@ import torch
 from scipy.stats import chisquare
 
 from data_prep.shards import IndexedFile
-from foundation.config import ConfigError
 from pretrain.data.batches import (
     Batch,
     BatchPlan,
@@ -130,11 +129,3 @@ def test_an_evaluation_reads_the_same_held_out_sequences_on_any_cluster(shards_f
         for row in b.input_ids_BL.tolist()
     ]
     assert sorted(alone) == sorted(spread)
-
-
-def test_missing_shards_are_an_error_with_the_command_that_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"nothing does not exist; name existing .*python -m data_prep.build_shards",
-    ):
-        open_shards(tmp_path / "nothing")

@@ -130,8 +130,17 @@ def test_batches_from_http_equal_those_from_disk_with_a_cache_of_a_quarter(
     assert max(fetched) <= 2, "in two epochs, each shard is fetched at most twice"
 
 
-def test_batches_from_s3_equal_those_from_disk(many: Path, bucket: str, cache: ShardCache) -> None:
+def test_batches_from_s3_equal_those_from_disk_with_keys_from_the_environment_or_in_the_url(
+    many: Path, bucket: str, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert equal(read(Path(bucket), 12), read(many, 12))
+    remote_folder.cache_clear()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    url = bucket.replace("://", "://AKIATEST:se/cr+et@")
+    assert equal(read(Path(url), 2), read(many, 2))
+    assert open_shards(Path(url)).names == (bucket,)
 
 
 def test_a_full_permutation_of_remote_shards_equals_that_of_local_ones_and_must_fit_the_cache(
@@ -148,7 +157,7 @@ def test_a_full_permutation_of_remote_shards_equals_that_of_local_ones_and_must_
 def test_a_cache_whose_server_is_gone_holds_up_no_other_cache(
     many: Path, server: RangeServer, cache: ShardCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its retries hold the lock of the folder that it was opened with, whatever `XDG_CACHE_HOME` says later."""
+    """Its retries hold the lock of the folder that it was opened with, even if `XDG_CACHE_HOME` changes."""
     with serving(many, delay=0.0) as gone:
         stuck = remote.Copy(remote_folder(gone.url), load_manifest(many).shards[0])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
@@ -196,7 +205,6 @@ def test_faults_that_pass_change_nothing_and_are_reported(
     assert len(seen) >= 4, "more than a window of shards"
     said = [line for line in capfd.readouterr().err.splitlines() if server.url in line]
     assert sum("waiting for it, with retries" in line for line in said) == 3
-    assert sum("is read again after" in line for line in said) == 3
 
 
 @pytest.mark.parametrize(
@@ -204,10 +212,15 @@ def test_faults_that_pass_change_nothing_and_are_reported(
     [
         ("404", r"/shard-\d+\.bin does not exist; check the name"),
         ("403", r"/shard-\d+\.bin cannot be read: got .*403.*, expected bytes 0 to \d+; check its name.* your rights"),
-        ("416", r"/shard-\d+\.bin cannot be read: got .*416.*, expected bytes 0 to \d+; check its name, its upload"),
         ("elsewhere", r"/shard-\d+\.bin cannot be read: got .*file:///etc/passwd, expected bytes 0 to \d+; check"),
-        ("204", r"/shard-\d+\.bin cannot be read: got 0 bytes, expected bytes 0 to \d+; upload it again"),
-        ("short", r"/shard-\d+\.bin cannot be read: got \d+ bytes, expected bytes 0 to \d+; upload it again"),
+        (
+            "204",
+            r"/shard-\d+\.bin cannot be read: got 0 bytes, expected bytes 0 to \d+; check .* Range requests",
+        ),
+        (
+            "short",
+            r"/shard-\d+\.bin cannot be read: got \d+ bytes, expected bytes 0 to \d+; check .* Range requests",
+        ),
         ("corrupt", r"/shard-\d+\.bin was fetched twice and does not match its sha256"),
     ],
 )
@@ -354,17 +367,6 @@ def test_the_secrets_of_a_url_open_it_and_are_part_of_no_name_or_message(
     assert not re.search("se.{0,3}cr|user|[?@]", said), said
 
 
-def test_the_keys_in_an_s3_url_open_it(
-    bucket: str, many: Path, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    url = bucket.replace("://", "://AKIATEST:se/cr+et@")
-    assert equal(read(Path(url), 2), read(many, 2))
-    assert open_shards(Path(url)).names == (bucket,)
-
-
 def test_a_manifest_cannot_name_files_outside_its_folder(many: Path, tmp_path: Path, cache: ShardCache) -> None:
     folder = tmp_path / "theirs"
     shutil.copytree(many, folder)
@@ -471,5 +473,5 @@ def test_an_outage_longer_than_the_hang_timeout_does_not_end_two_ranks(
         output = finish(
             launch(2, *arguments(server.url, tmp_path / "far", "--cache_gb", str(quarter), "--hang_timeout", "12"))
         )
-    assert until[0] and "waiting for it, with retries" in output and "is read again after" in output
+    assert until[0] and "waiting for it, with retries" in output
     assert losses(tmp_path / "far") == losses(tmp_path / "local")

@@ -28,7 +28,6 @@ ADDITIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "recompute": lambda values: "activation_checkpointing" in values,
     "accumulate": lambda values: values["train_micro_batch_size_per_gpu"] != "auto",
     "overlap": lambda values: values["zero_optimization"].get("overlap_comm"),
-    "profile": lambda values: values.get("flops_profiler", {}).get("enabled"),
 }
 """The difference that the last part of a removed file's name stands for."""
 
@@ -150,8 +149,8 @@ WRONG_OVERRIDES = [
     ("zero_optimization=2", "zero_optimization: got 2, expected: input should be"),
     ("zero_optimization.stage=null", "zero_optimization.stage: got None, expected"),
     ("optimizer=null", "optimizer: got None, expected"),
-    ("flops_profiler.profile_step=10", "flops_profiler.enabled: missing; give it a value"),
-    ('flops_profiler={"enabled": true, "enabled": false}', "flops_profiler: got '{"),
+    ("fp16.loss_scale=10", "fp16.enabled: missing; give it a value"),
+    ('fp16={"enabled": true, "enabled": false}', "fp16: got '{"),
     (f"{OFFLOAD}.device=nvme", f"{OFFLOAD}.device: got 'nvme', expected: input should be 'none' or 'cpu'"),
     ("bf16.enabled=True", "bf16.enabled: got 'True', expected: input should be a valid boolean"),
     (".stage=1", "'': unknown key; known here: train_batch_size"),
@@ -241,12 +240,6 @@ def test_fp16_on_a_cpu_is_refused_with_the_file_that_it_computes_fastest(
 
 def test_both_half_precisions_at_once_are_refused() -> None:
     assert "at most one" in problems(values_of("zero1_fp16") | {"bf16": {"enabled": True}})
-
-
-def test_the_profiler_of_deepspeed_is_refused_where_deepspeed_does_not_run() -> None:
-    assert "true at stage 0, which runs without" in problems(
-        values_of("zero0_fp32") | {"flops_profiler": {"enabled": True}}
-    )
 
 
 def test_offload_without_anything_to_offload_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.engine.determinism import compute_deterministically
+from pretrain.engine.hardware import compute_deterministically
 from tests.pretrain.conftest import new_model
 
 

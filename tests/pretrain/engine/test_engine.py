@@ -81,15 +81,15 @@ def test_one_process_trains_like_two(one: Figures, two: Figures, plain: list[flo
     assert losses == pytest.approx(two["train"][name]["losses"], rel=2e-2)
 
 
-@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16))
+@pytest.mark.parametrize("name", worker.RECOMPUTED)
 def test_activation_checkpointing_changes_no_bit(two: Figures, name: str) -> None:
-    assert two["recomputed"][name] == two["train"][name]["losses"][: worker.RECOMPUTED]
+    assert two["recomputed"][name] == two["train"][name]["losses"][:2]
 
 
 @pytest.mark.parametrize("name", worker.VARIANTS)
 def test_overrides_for_memory_and_time_change_no_loss(two: Figures, name: str) -> None:
     plain = name.rpartition("_")[0]
-    assert two["variants"][name] == pytest.approx(two["train"][plain]["losses"], rel=1e-3)
+    assert two["variants"][name] == pytest.approx(two["train"][plain]["losses"][: worker.SAVED_AT], rel=1e-3)
 
 
 def test_every_shipped_file_and_every_variant_was_used(two: Figures) -> None:
@@ -134,12 +134,11 @@ def test_the_same_holds_under_every_override_and_at_stage_3_in_fp16(two: Figures
     assert all(two["starts"].values()), two["starts"]
 
 
-@pytest.mark.parametrize("name", worker.FP16)
 def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops_at_its_floor(
-    two: Figures, one: Figures, name: str
+    two: Figures, one: Figures
 ) -> None:
-    stories = two["scales"][name]
-    assert one["scales"][name] == stories
+    stories = two["scales"]
+    assert one["scales"] == stories
     assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]
     assert stories["falling"]["overflow"] == [True] * 4 + [False] * 2
     assert stories["falling"]["fatal"] == [False, False, True, True, False, False]
@@ -154,9 +153,8 @@ def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops
     }
 
 
-@pytest.mark.parametrize("name", worker.FP16)
-def test_a_loss_that_is_not_finite_updates_nothing(two: Figures, name: str) -> None:
-    assert two["scales"][name]["loss"]["overflow"] == [False, True, False]
+def test_a_loss_that_is_not_finite_updates_nothing(two: Figures) -> None:
+    assert two["scales"]["loss"]["overflow"] == [False, True, False]
 
 
 def test_a_checkpoint_holds_each_parameter_once_at_any_stage(two: Figures) -> None:
@@ -204,7 +202,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
     state, _ = load(Checkpoint(next((folder / "ranks-2" / "zero1_fp32").iterdir()), worker.SAVED_AT))
     engine = make_engine(worker.small_model())
     state.weights["head.weight"] = torch.zeros(1, 15)
-    with pytest.raises(ConfigError, match=r"1 parameters differ from this model's, first head\.weight"):
+    with pytest.raises(ConfigError, match=r"differs from this model in 1 parameter, first head\.weight"):
         engine.load_full_state(state)
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import save
-from pretrain.engine.engine import Engine
-from pretrain.engine.loop import optimizer_step, resume
+from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
 from tests.pretrain.engine import engine_worker as worker

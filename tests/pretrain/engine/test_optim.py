@@ -56,14 +56,6 @@ def test_without_warmup_the_first_rate_is_the_base() -> None:
     assert rates(warmup_steps=0)[0] == 2.0
 
 
-def test_multiplicative_warmup_is_googles_product_of_a_rising_and_a_decaying_rate() -> None:
-    values = [
-        learning_rate(step, base=2.0, warmup_steps=10, total_steps=100, multiplicative=True) for step in range(101)
-    ]
-    assert values[:11] == pytest.approx([2.0 * (1 - step / 100) * step / 10 for step in range(11)])
-    assert values[11:] == pytest.approx([2.0 * (1 - step / 100) for step in range(11, 101)])
-
-
 def test_adam_without_bias_correction_is_googles_update_by_hand_in_float64() -> None:
     """google-research/electra `optimization.py`: w <- w - lr (m / (sqrt(v) + eps) + wd w), m and v uncorrected."""
     torch.manual_seed(0)

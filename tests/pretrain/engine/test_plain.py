@@ -12,19 +12,19 @@ from pretrain.engine.plain import CHUNK, squared_norm
 from tests.conftest import REPOSITORY
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_no_job_at_stage_0_imports_deepspeed(world_size: int) -> None:
-    program = f"""
+def test_no_job_at_stage_0_imports_deepspeed() -> None:
+    program = """
 import sys
 import torch
 from pretrain.engine.engine import backend_for
 from pretrain.job.processes import World
 from tests.pretrain.engine import engine_worker as worker
 
-model, world = worker.small_model(), World(0, {world_size}, 0, torch.device("cpu"))
-config = worker.resolved_config("zero0_fp32", {world_size})
-backend = backend_for(model, [{{"params": model.parameters()}}], config, world)
-assert type(backend).__name__ == "Plain" and not any(name.partition(".")[0] == "deepspeed" for name in sys.modules)
+for world_size in (1, 2):
+    model, world = worker.small_model(), World(0, world_size, 0, torch.device("cpu"))
+    config = worker.resolved_config("zero0_fp32", world_size)
+    backend = backend_for(model, [{"params": model.parameters()}], config, world)
+    assert type(backend).__name__ == "Plain" and not any(name.partition(".")[0] == "deepspeed" for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
 

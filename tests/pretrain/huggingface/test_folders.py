@@ -154,7 +154,7 @@ def test_damaged_weights_are_one_clear_error(stock_folder: Path) -> None:
 
 
 def change_weights(folder: Path, **changed: Tensor) -> None:
-    """Adds these weights or replaces those of the same name; `__` stands for a dot."""
+    """Adds these weights or replaces the weights of the same name; `__` stands for a dot."""
     weights = load_file(folder / "model.safetensors")
     save_file(
         weights | {name.replace("__", "."): tensor for name, tensor in changed.items()},

@@ -18,13 +18,14 @@ from transformers import (
 from data_prep.tokens import WordPiece, open_tokenizer
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.huggingface.mpnet import export_mpnet, require_mpnet, with_padding_at_1
+from pretrain.huggingface.conversion import with_padding_at_1
+from pretrain.huggingface.export import export_mpnet, require_mpnet
 from pretrain.model.config import ElectraModelConfig
 from tests.pretrain.conftest import SMALL_MODEL, VOCABULARY, new_model
 
 SQUARE = SMALL_MODEL.model_copy(update={"embedding_size": 16})
 EXCHANGED = torch.tensor([1, 0, *range(2, VOCABULARY)])
-"""New ids: those of [PAD] and [UNK] are exchanged."""
+"""New ids: [PAD] and [UNK] exchange theirs."""
 
 
 def square_model(objective: str, model: ElectraModelConfig = SQUARE) -> Any:

@@ -26,10 +26,11 @@ print("an error", file=sys.stderr)
 {end}
 """
 FULL = """
-import warnings
-from tests.pretrain.conftest import fill
+import contextlib, warnings
 keep_rank_log(Path(sys.argv[1]), 3)
-fill(Path(sys.argv[1]))
+with open(sys.argv[1] + "/filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+    while True:
+        filler.write(bytes(1 << 12))
 warnings.warn("w" * 5000)
 print("x" * 5000, file=sys.stderr)  # more than is left of the log's last block
 """

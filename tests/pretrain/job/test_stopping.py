@@ -38,13 +38,6 @@ def test_a_stop_file_counts_even_before_the_start_until_it_is_withdrawn(tmp_path
     stop.withdraw(pytest.fail)
 
 
-def test_a_stop_file_that_cannot_be_removed_is_reported(tmp_path: Path) -> None:
-    said: list[str] = []
-    (tmp_path / "stop").mkdir()
-    StopRequest(tmp_path).withdraw(said.append)
-    assert len(said) == 1 and said[0].startswith(f"WARNING: {tmp_path}/stop cannot be removed (")
-
-
 def test_signals_have_their_usual_effect_after_the_run(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with StopRequest(tmp_path):

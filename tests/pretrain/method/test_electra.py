@@ -254,7 +254,7 @@ def test_with_its_input_detached_the_sampler_loss_trains_only_the_sampling_head_
     "switches",
     [
         {"name": "hp_loss", "importance_weighting": True},
-        {"name": "hp_dist", "mixture": 0.1, "ratio_clip": 2.0, "importance_weighting": True},
+        {"name": "hp_dist", "mixture": 0.1, "importance_weighting": True},
         {"name": "electra", "temperature": 2.0, "importance_weighting": True},
         {"name": "hp_loss", "forbid_original": True, "mask_keep_fraction": 0.5},
     ],

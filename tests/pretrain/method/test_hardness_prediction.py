@@ -134,7 +134,7 @@ def test_entropies_are_returned_on_request_and_change_nothing_else(setting: dict
     drawn = draws(0, model, asked)
     assert torch.equal(drawn.tokens_BK, silent.tokens_BK) and torch.equal(drawn.log_q_BK, silent.log_q_BK)
     assert drawn.entropy_q_BK is not None
-    assert drawn.entropy_q_BK.numpy() == pytest.approx(entropy(expected(0, model).numpy()), rel=1e-6)
+    np.testing.assert_allclose(drawn.entropy_q_BK, entropy(expected(0, model).numpy()), rtol=1e-6)
 
 
 def scores_by_hand(model: Any, transform: str, scores: str) -> np.ndarray:
@@ -229,9 +229,3 @@ def test_hp_dist_weights_log_p_s_by_a_detached_ratio_and_loss() -> None:
     assert log_p_S.grad.item() == pytest.approx(-math.exp(-1.0) * 0.7, rel=1e-9)
     assert log_p_G.grad is None
     assert loss_D.grad is None
-
-
-def test_a_ratio_above_the_clip_counts_as_the_clip() -> None:
-    log_p_S, loss_D = torch.tensor([-3.0, -1.0]), torch.tensor([0.5, 0.5])
-    loss = hp_dist_sampler_loss(log_p_S, torch.tensor([5.0, 0.1]), loss_D, ratio_clip=4.0)
-    assert loss.tolist() == pytest.approx([4.0 * 0.5 * 3.0, math.exp(0.1) * 0.5 * 1.0])

@@ -30,7 +30,7 @@ def test_every_objective_in_the_registry_implements_the_interface(name: str) -> 
             for name in ("hp_loss", "hp_dist", "electra", "hp_loss_power", "oracle")
         ),
         ("hp_loss", {"mixture": 0.1}, "mixture: unknown key; expected one of name, gamma"),
-        ("electra", {"ratio_clip": 4.0}, "ratio_clip: unknown key"),
+        ("electra", {"mixture": 0.1}, "mixture: unknown key"),
         ("electra", {"detach_sampler_input": True}, "detach_sampler_input: unknown key"),
         ("mlm", {"temperature": 2.0}, "temperature: unknown key"),
         ("mlm", {"lambda2": 2.0}, "lambda2: unknown key"),

@@ -181,7 +181,7 @@ def off(ours: Tensor | None, exact: Tensor | None) -> float:
 
 
 def alike(*shape: int) -> Tensor:
-    """Gradients that mostly point the same way, as those of biases do early in training."""
+    """Gradients that mostly point the same way, as the gradients of biases do early in training."""
     return (1 + 0.3 * torch.randn(*shape)).bfloat16()
 
 

@@ -15,10 +15,10 @@ from pretrain.engine.plain import MOMENTS
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.electra import Electra
-from pretrain.training.assembly import build_training, measured_machine
 from pretrain.training.models import initial_model
 from pretrain.training.plan import make_plan
 from pretrain.training.run_folder import CHECKPOINTS, read_run
+from pretrain.training.train import build_training, measured_machine
 from pretrain.training.train import train as train_run
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import SMALL_MODEL
@@ -56,7 +56,7 @@ def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
     assert read_run(tmp_path / "run") == plan.description
     assert training.batches.micro_batches * training.engine.config.micro_batch_size == plan.run.batch_size
     weights = training.engine.module.state_dict()
-    for name, weight in initial_model(plan.description).state_dict().items():
+    for name, weight in initial_model(plan.description, plan.sources).state_dict().items():
         assert torch.equal(weights[name], weight.to(weights[name].dtype)), name
 
 

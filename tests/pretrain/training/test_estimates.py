@@ -60,7 +60,7 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
     length, config = 32, model.discriminator(100)
     encoder = ElectraEncoder(config, Embeddings(config)).eval().double()
     ids_BL = torch.zeros(3, length, dtype=torch.int64)
-    # On a CPU PyTorch does not count attention in one kernel, nor oneDNN's products in fp32.
+    # On a CPU PyTorch does not count attention in one kernel.
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         encoder(ids_BL, torch.ones_like(ids_BL, dtype=torch.bool), ids_BL)
     per_token = flops_per_token(model, MaskedLM.Config(), 100, length) / 3
@@ -176,7 +176,7 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
     """As on a GPU, operations are Triton's, here interpreted, and dropout keeps a mask of one byte per element."""
     pytest.importorskip("triton")
     plain = runpy.run_path(str(ops.__file__))
-    for name in ("layer_norm", "linear", "look_up"):  # an engine in this process may have replaced them by a CPU's
+    for name in ("layer_norm", "look_up"):  # an engine in this process may have replaced them by a CPU's
         monkeypatch.setattr(ops, name, plain[name])
     cuda_ops.use(cuda_ops.LEAST_CAPABILITY)
     monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])

@@ -8,7 +8,7 @@ import torch
 from foundation.config import ConfigError
 from pretrain.job.processes import start_processes
 from pretrain.presets import TINY
-from pretrain.training.machines import GPUS, Sizes, machine_of, this_machine
+from pretrain.training.estimates import GPUS, Sizes, this_machine
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan
 
@@ -24,7 +24,7 @@ TINY_SIZES = Sizes(TINY, 2048, 64)
 def test_this_machine_is_measured_and_its_processes_are_added_up(restored_ops: None) -> None:
     alone, together = this_machine(TINY_SIZES, "fp32"), this_machine(TINY_SIZES, "fp32", 1, start_processes())
     assert 1e9 < alone.flops < alone.products < 1e14
-    assert "core" in alone.name and "measured now" in alone.source
+    assert "core" in alone.name and "timed now" in alone.source
     assert alone.name == together.name and alone.memory == together.memory
     assert together.flops == pytest.approx(alone.flops, rel=0.9)
 
@@ -41,11 +41,11 @@ def test_a_gpu_is_forecast_by_its_published_speed(
     gpu: str, precision: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     plan = planned(shards_folder, tmp_path, forecast=gpu, deepspeed_config=f"zero1_{precision}")
-    machine = machine_of(plan)
+    machine = plan.machine()
     assert machine.name == f"1 {gpu.upper()}" and machine.flops == GPUS[gpu, precision].flops
     assert plan.seconds(machine.flops, 2) == pytest.approx(2 * plan.flops_per_step / machine.flops)
 
 
 def test_a_speed_that_nobody_has_published_is_not_made_up(shards_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^forecast: got a100 with fp32, for which no speed is published"):
-        machine_of(planned(shards_folder, tmp_path, forecast="a100", deepspeed_config="zero1_fp32"))
+        planned(shards_folder, tmp_path, forecast="a100", deepspeed_config="zero1_fp32").machine()

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import entropy
-from sklearn.metrics import precision_score, recall_score
+from scipy.stats import entropy, pearsonr
+from sklearn.metrics import precision_score, recall_score, roc_auc_score
+from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra
-from pretrain.training.metrics import MetricSums, summary
+from pretrain.method.electra import Electra, ElectraOutput
+from pretrain.method.sampling import Draw
+from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, Distributions, MetricSums, describe, histograms, summary
 from tests.pretrain.conftest import new_model
 
 
@@ -59,3 +62,160 @@ def test_without_a_discriminator_only_the_generators_metrics_are_summed(batch: B
     sums = MetricSums(torch.device("cpu"))
     sums.add(batch, model(batch))
     assert summary(sums.vector).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}
+
+
+B, L, K = 64, 60, 9
+CPU = torch.device("cpu")
+
+
+def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
+    """Plausible random outputs: logits near the truth, estimates near the loss, sequences of any length."""
+    g = torch.Generator().manual_seed(seed)
+    visible = torch.arange(L) < torch.randint(10, L + 1, (B, 1), generator=g)
+    positions = torch.rand(B, L, generator=g).masked_fill(~visible, 2).argsort(1)[:, :K]
+    valid = torch.arange(K) < torch.randint(1, K + 1, (B, 1), generator=g)
+    positions = positions.where(valid, 0)
+    replaced_BK = valid & (torch.rand(B, K, generator=g) < 0.6)
+    replaced = torch.zeros(B, L, dtype=torch.int64).scatter_add(1, positions, replaced_BK.long()) > 0
+    d = torch.randn(B, L, generator=g) * 2 + 2 * replaced - 1
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(d, replaced.float(), reduction="none")
+    z = -d.gather(1, positions) + torch.randn(B, K, generator=g)
+    log_p = [torch.rand(B, K, generator=g).log() for _ in range(4)]
+    drawn = Draw(
+        tokens_BK=torch.zeros(B, K, dtype=torch.int64),
+        log_p_G_BK=log_p[0],
+        log_q_BK=log_p[1],
+        log_max_q_BK=log_p[3],
+        entropy_q_BK=torch.rand(B, K, generator=g) * 7,
+        estimated_loss_BK=torch.nn.functional.softplus(torch.where(replaced_BK, z, -z)),
+    )
+    ids = torch.zeros(B, L, dtype=torch.int64)
+    uniforms = torch.rand(2, B, K, generator=g)
+    batch = Batch(ids, visible, ids, positions, valid, *uniforms, 1.0, 1.0)
+    nothing = torch.zeros(B, K)
+    return batch, ElectraOutput(
+        loss=nothing.sum(),
+        generator_loss_BK=nothing,
+        log_p_original_BK=nothing,
+        top_BK=drawn.tokens_BK,
+        log_max_p_G_BK=log_p[2],
+        entropy_p_G_BK=torch.rand(B, K, generator=g) * 5,
+        sampler_loss_BK=nothing,
+        discriminator_loss_BL=loss,
+        draw=drawn,
+        d_BL=d,
+        replaced_BL=replaced,
+    )
+
+
+def summed(*forwards: tuple[Batch, ElectraOutput]) -> Tensor:
+    distributions = Distributions(CPU)
+    for batch, output in forwards:
+        distributions.add(batch, output)
+    return distributions.vector
+
+
+def masked_BL(batch: Batch) -> Tensor:
+    masked = torch.zeros_like(batch.attention_mask_BL)
+    for row, (positions, valid) in enumerate(zip(batch.masked_positions_BK, batch.masked_valid_BK, strict=True)):
+        masked[row, positions[valid]] = True
+    return masked
+
+
+def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
+    batch, output = random_forward(0)
+    values = describe(summed((batch, output)))
+    for name, group in (("auc_all", batch.attention_mask_BL), ("auc_masked", masked_BL(batch))):
+        truth, d = output.replaced_BL[group].numpy(), output.d_BL[group]
+        assert 0.6 < roc_auc_score(truth, d) < 0.95
+        assert values[name] == pytest.approx(roc_auc_score(truth, LOGIT.place(d)), abs=1e-12)
+        assert values[name] == pytest.approx(roc_auc_score(truth, d), abs=1e-3)
+
+
+def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
+    batch, output = random_forward(1)
+    found = describe(summed((batch, output)))["estimate_correlation"]
+    valid, estimates = batch.masked_valid_BK, output.draw.estimated_loss_BK
+    assert estimates is not None
+    other = output.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
+    estimate = estimates[valid].double().numpy()
+    actual = output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid].double().numpy()
+    for name, group in (("original", ~other), ("replaced", other), ("all", other | ~other)):
+        assert found[name] == pytest.approx(pearsonr(estimate[group], actual[group]).statistic, rel=1e-5)
+
+
+def test_probabilities_entropies_and_ratios_are_numpys() -> None:
+    batch, output = random_forward(2)
+    values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.draw
+    assert output.entropy_p_G_BK is not None and drawn.entropy_q_BK is not None
+    for name, log_max, entropy_BK in (
+        ("p_G", output.log_max_p_G_BK, output.entropy_p_G_BK),
+        ("p_S", drawn.log_max_q_BK, drawn.entropy_q_BK),
+    ):
+        counts = np.histogram(log_max[valid].exp().numpy(), np.linspace(0, 1, 11))[0]
+        assert values["max_probability"][name] == pytest.approx(counts / counts.sum())
+        assert values["entropy"][name] == pytest.approx(entropy_BK[valid].mean().item(), rel=1e-6)
+    ratio = drawn.log_ratio_BK[valid].exp()
+    for percentile in PERCENTILES:
+        exact = np.percentile(ratio.numpy(), percentile)
+        assert values[f"ratio_p{percentile}"] == pytest.approx(exact, rel=0.1)
+
+
+def test_sums_of_parts_and_ranks_equal_the_sum_of_the_whole() -> None:
+    forwards = [random_forward(seed) for seed in range(3)]
+    apart = sum((summed(forward) for forward in forwards), torch.zeros(()))
+    assert torch.allclose(summed(*forwards), apart, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_loss_power", "hp_dist", "oracle", "mlm"])
+def test_each_objective_reports_the_quantities_it_has(
+    name: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = new_model(name) if name == "mlm" else make_electra(name=name)
+    distributions = Distributions(CPU)
+    for seed in range(9):  # often enough for both classes at the masked positions
+        uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(seed))
+        distributions.add(batch, model(batch._replace(uniforms_BK=uniforms), entropies=True))
+    values = describe(distributions.vector)
+    both = {"p_G"} if name == "mlm" else {"p_G", "p_S"}
+    assert values["entropy"].keys() == values["max_probability"].keys() == both
+    assert all(sum(shares) == pytest.approx(1) for shares in values["max_probability"].values())
+    judged = {f"ratio_p{percentile}" for percentile in PERCENTILES} | {"auc_all", "auc_masked"}
+    estimated = {"estimate_correlation"} if name.startswith("hp_loss") else set()
+    assert values.keys() == {"entropy", "max_probability"} | (judged if name != "mlm" else set()) | estimated
+    if name == "electra":
+        assert values["entropy"]["p_S"] == pytest.approx(values["entropy"]["p_G"])
+
+
+def test_a_constant_estimate_has_no_correlation(batch: Batch) -> None:
+    model = new_model("hp_loss")  # initially D_hat is one half everywhere
+    distributions = Distributions(CPU)
+    distributions.add(batch, model(batch, entropies=True))
+    assert "estimate_correlation" not in describe(distributions.vector)
+
+
+def test_histograms_hold_every_counted_value_and_no_others() -> None:
+    batch, output = random_forward(3)
+    found = histograms(summed((batch, output)))
+    visible = batch.attention_mask_BL
+    for name, truth in (("logit/original", False), ("logit/replaced", True)):
+        edges, counts = found[name]
+        d = output.d_BL[visible & (output.replaced_BL == truth)]
+        assert np.abs(counts - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # values on an edge in fp32
+        assert sum(counts) == len(d)
+    assert {len(counts) for _, counts in found.values()} == {100, 120}
+    assert histograms(torch.zeros_like(summed((batch, output)))) == {}
+
+
+def test_values_beyond_the_bins_count_at_their_ends_and_nan_is_harmless() -> None:
+    place = Bins(-1.0, 1.0, 4).place(torch.tensor([-torch.inf, -9.0, -0.6, 0.1, 1.0, torch.inf, torch.nan]))
+    assert place.tolist() == [0, 0, 0, 2, 3, 3, 0]
+
+
+def test_counting_never_waits_for_the_device(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    """The meta device has no values, so operations that need one, such as `bincount` or boolean indexing, fail."""
+    meta = torch.device("meta")
+    model = make_electra(name="hp_loss").to(meta)
+    distributions = Distributions(meta)
+    distributions.add(batch.to(meta), model(batch.to(meta), entropies=True))
+    assert distributions.vector.is_meta

@@ -79,7 +79,8 @@ def test_new_tokens_are_those_of_shards_behind_a_url(
 
 def start_from(shards: Path, run: Path, **changes: object) -> Objective:
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
-    return initial_model(make_plan(RunOptions.from_values(values)).description)
+    plan = make_plan(RunOptions.from_values(values))
+    return initial_model(plan.description, plan.sources)
 
 
 @pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
@@ -146,10 +147,10 @@ def test_a_masked_language_models_run_starts_another_with_bitwise_all_its_weight
 
 
 def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, EngineState]:
-    """The state that a run keeps at its start, and that of the checkpoint it is from."""
+    """The state that a run keeps at its start, and the state of the checkpoint it is from."""
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
     plan = make_plan(RunOptions.from_values(values | {"keep_optimizer": True}))
-    state = initial_state(plan.description)[1]
+    state = initial_state(plan.description, plan.sources)[1]
     saved = newest_valid(run / CHECKPOINTS)
     assert state is not None and saved is not None
     return state, load(saved)[0]

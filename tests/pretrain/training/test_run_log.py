@@ -1,13 +1,14 @@
 """Claims about a run's log, read by TensorBoard's own reader."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretrain.training.curves import Histogram
-from pretrain.training.run_log import RunLog, read_records
+from pretrain.training.curves import WRITERS, Curves, Histogram, TensorBoard
+from pretrain.training.run_log import FIRST_TO_GO, LEGEND, SHOWN, WIDTH, RunLog, log_line, read_records
 from tests.pretrain.conftest import fill
 
 VALUES = {"discriminator_loss": 0.41, "discriminator_entropy": 0.43, "tokens_per_second": 12345.0}
@@ -67,6 +68,24 @@ def test_without_a_writer_there_are_only_records(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_writer_that_fails_in_any_way_is_dropped_with_one_warning_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Gone(TensorBoard):
+        def write(self, step: int, curves: Curves) -> None:
+            raise RuntimeError("the service has ended")
+
+    monkeypatch.setitem(WRITERS, "wandb", Gone)
+    log = RunLog(tmp_path, step=0, total_steps=100, log_to=("wandb", "tensorboard"))
+    for step in (10, 20):
+        log.write("train", step, VALUES)
+    log.close()
+    warning = "WARNING: Gone failed and gets no more curves: the service has ended\n"
+    assert capsys.readouterr().out.count(warning) == 1
+    board = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in board.Scalars("Loss/discriminator_loss/train")] == [10, 20]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # in TensorBoard's writer
 def test_records_wait_while_the_disk_is_full_and_a_warning_is_printed(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
@@ -89,3 +108,54 @@ def test_records_wait_while_the_disk_is_full_and_a_warning_is_printed(
         if board.Tags()["scalars"]:
             drawn |= {event.step for event in board.Scalars("Loss/discriminator_loss/train")}
     assert {1, 13} <= drawn
+
+
+ALL = {
+    "generator_loss": 2.3451,
+    "sampler_loss": 0.0696,
+    "discriminator_loss": 0.5667,
+    "discriminator_entropy": 0.4235,
+    "accuracy_masked": 0.583,
+    "learning_rate": 1.9e-5,
+    "gradient_norm": 1.234,
+    "tokens_per_second": 12345.6,
+    "skipped": 0,
+    "epoch": 1.5,
+    "gpu_memory_gb": 70.0,
+}
+SLOW = {"slowest_rank": 3, "slowest_rank_seconds": 1.21, "median_rank_seconds": 0.6}
+LEFT = "23:45:07 left"
+
+
+def test_a_line_has_the_most_important_values_even_in_the_longest_run() -> None:
+    shown = "L_G 2.345  L_S 0.070  L_D 0.567/0.423  acc 0.583  lr 1.9e-5  grad 1.234  12.3k tok/s"
+    assert log_line(999_999, 1_000_000, ALL, LEFT) == f"step 999999/1000000  {shown}  {LEFT}"
+
+
+@pytest.mark.parametrize("step", [1, 2**53])
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e-300, float("nan"), float("inf"), -123.456, 999.9996, 0.0])
+def test_no_value_makes_a_line_longer_than_120_characters(step: int, value: float) -> None:
+    values = {name: value if isinstance(number, float) else step for name, number in (ALL | SLOW).items()}
+    left = "9999999.9 days left"
+    line = log_line(step, step, values, left)
+    assert len(line) <= WIDTH == 120 and line.startswith(f"step {step}/{step}  ") and line.endswith(left)
+
+
+def test_skipped_steps_and_a_slow_rank_are_shown_if_there_are_any() -> None:
+    even = SLOW | {"median_rank_seconds": 1.1}
+    assert not re.search("skipped|rank", log_line(1, 10, ALL | even, LEFT))
+    line = log_line(1, 10, ALL | SLOW | {"skipped": 3}, LEFT)
+    assert "  skipped 3  slowest rank 3 1.210/0.600 s  " in line and len(line) <= WIDTH
+
+
+def test_a_line_that_would_be_too_long_omits_the_learning_rate_first() -> None:
+    line = log_line(999_999, 1_000_000, ALL | {"skipped": 3}, LEFT)
+    assert "lr" not in line and "L_G 2.345  L_S" in line and "skipped 3" in line
+    assert sorted(FIRST_TO_GO) == sorted(SHOWN)
+
+
+def test_every_name_is_explained() -> None:
+    line = log_line(1, 10, ALL | {"skipped": 3}, "")
+    names = {part.split()[0] for part in line.split("  ") if part and part[0].isalpha()} | {"slowest"}
+    assert len(names) == 9 and all(name in LEGEND for name in names)
+    assert max(map(len, LEGEND.splitlines())) <= WIDTH

@@ -1,25 +1,41 @@
 """Claims about a run's reports, from whole runs in this process, read by TensorBoard's own reader."""
 
+import json
+import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from pretrain.data.batches import Batch
+from pretrain.data.shards import Shards
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
+from pretrain.method.electra import Electra, ElectraOutput
 from pretrain.method.registry import BUILT_IN, load_objective
-from pretrain.training.assembly import build_training, measured_machine
+from pretrain.model.config import ElectraModelConfig
 from pretrain.training.curves import curve_name, curves_of, flat
+from pretrain.training.estimates import Machine, flops_per_token
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
-from pretrain.training.train import train
+from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
+from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY
-from tests.pretrain.conftest import SAMPLERS
+from tests.pretrain.conftest import SAMPLERS, VOCABULARY, new_model
+from tests.pretrain.engine import engine_worker as worker
+from tests.pretrain.training.test_plan import options
 
 STEPS = 6
 HANG_TIMEOUT = 120.0
@@ -178,3 +194,180 @@ def test_the_histogram_is_of_the_step_that_the_line_reports(watched: Path) -> No
     events = [board_of(watched).Histograms(f"Detection/logit/{name}/train")[0] for name in ("original", "replaced")]
     tokens = {record["step"]: record["tokens"] for record in read_records(watched, "train")}
     assert sum(event.histogram_value.num for event in events) == tokens[2]
+
+
+@pytest.fixture
+def own_time() -> OwnTime:
+    model = nn.Linear(2, 2)
+    config = worker.resolved_config("zero1_fp32", world_size=1)
+    return OwnTime(Engine(model, parameter_groups(model, 0.01), config, start_processes()))
+
+
+def test_waiting_for_data_and_computing_count_but_waiting_for_other_ranks_does_not(own_time: OwnTime) -> None:
+    def slow_data(steps: int) -> object:
+        for step in range(steps):
+            time.sleep(0.1)
+            yield step
+
+    started = time.monotonic()
+    for _ in own_time.reading(slow_data(2)):  # type: ignore[arg-type]
+        with own_time.computing():
+            time.sleep(0.2)
+        time.sleep(0.4)
+    values = own_time.end()
+    assert values["slowest_rank"] == 0
+    assert values["slowest_rank_seconds"] == values["median_rank_seconds"]
+    assert 0.3 <= values["slowest_rank_seconds"] <= (time.monotonic() - started) / 2 - 0.4
+
+
+def test_each_reading_starts_a_new_measurement(own_time: OwnTime) -> None:
+    for _ in own_time.reading(range(1)):
+        with own_time.computing():
+            time.sleep(0.3)
+    own_time.end()
+    started = time.monotonic()
+    for _ in own_time.reading(range(1)):
+        with own_time.computing():
+            torch.ones(2)
+    assert own_time.end()["slowest_rank_seconds"] <= time.monotonic() - started
+
+
+def test_every_start_is_recorded_with_machine_precision_code_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("SECRET", "hidden")
+    model = nn.Linear(2, 2)
+    config = worker.resolved_config("zero1_fp32", world_size=1)
+    engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
+    for step in (0, 40):
+        record_start(tmp_path, engine, step, Machine("", 1.0, "", 1.0, products=2e12, fp32_products=3e12))
+    records = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 40]
+    assert (records[0]["precision"], records[0]["zero_stage"], records[0]["processes"]) == ("float32", 1, 1)
+    assert (records[0]["matrix_peak_tflops"], records[0]["fp32_peak_tflops"]) == (2.0, 3.0)
+    assert records[0]["environment"]["NCCL_DEBUG"] == "WARN"
+    assert "hidden" not in json.dumps(records)
+
+
+def test_the_code_is_identified_by_its_commit_and_uncommitted_changes_are_marked(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        command = ["git", *identity, "-C", str(tmp_path), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert code_version(tmp_path) is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-qm", "One")
+    assert code_version(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "file").write_text("two")
+    assert code_version(tmp_path) == git("rev-parse", "HEAD") + " + changes"
+    (tmp_path / "site-packages").mkdir()
+    assert code_version(tmp_path / "site-packages") is None, "an environment inside another repository"
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "cat", "dog"]
+
+
+def text(batch: Batch, output: ElectraOutput, suspected: list[int]) -> str:
+    """[CLS] cat un ##able dog [SEP] [PAD]: cat became dog, dog was drawn again; the third slot is invalid."""
+    ids_BL = torch.tensor([[2, 7, 5, 6, 8, 3, 0]])
+    shown = batch._replace(
+        input_ids_BL=ids_BL,
+        attention_mask_BL=ids_BL > 0,
+        masked_positions_BK=torch.tensor([[1, 4, 0]]),
+        masked_valid_BK=torch.tensor([[True, True, False]]),
+    )
+    d_BL = torch.tensor([[1.0 if position in suspected else -1.0 for position in range(7)]])
+    draw = output.draw._replace(tokens_BK=torch.tensor([[8, 8, 7]]))
+    return example(shown, output._replace(draw=draw, d_BL=d_BL), WORDS)
+
+
+def test_replacements_are_marked_and_word_pieces_joined(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    assert text(batch, make_electra()(batch), suspected=[]) == "[CLS] [cat->dog] unable [dog] [SEP]"
+
+
+def test_suspected_tokens_are_marked_anywhere(batch: Batch, make_electra: Callable[..., Electra]) -> None:
+    assert text(batch, make_electra()(batch), suspected=[1, 3, 6]) == "[CLS] [cat->dog]! unable! [dog] [SEP]"
+
+
+def test_a_masked_language_model_shows_its_most_likely_tokens(batch: Batch) -> None:
+    output = new_model("mlm")(batch)
+    words = [f"w{number}" for number in range(VOCABULARY)]
+    shown = example(batch, output, words).split()
+    assert len(shown) == batch.attention_mask_BL[0].sum() and "!" not in "".join(shown)
+    for position, valid, token in zip(
+        batch.masked_positions_BK[0].tolist(), batch.masked_valid_BK[0], output.top_BK[0].tolist(), strict=True
+    ):
+        assert not valid or f"w{token}]" in shown[position]
+
+
+TOKENS, LENGTH, MASKED = 2000, 64, 10  # ceil(0.15 x 64)
+MODEL = ElectraModelConfig(
+    layers=2,
+    hidden_size=128,
+    heads=2,
+    intermediate_size=512,
+    embedding_size=128,
+    generator_hidden_size=64,
+    attention_dropout=0.0,
+)
+
+
+def full_batch(sequences: int) -> Batch:
+    ids_BL = torch.randint(5, TOKENS, (sequences, LENGTH))
+    return Batch(
+        input_ids_BL=ids_BL,
+        attention_mask_BL=torch.ones_like(ids_BL, dtype=torch.bool),
+        token_type_ids_BL=torch.zeros_like(ids_BL),
+        masked_positions_BK=torch.arange(MASKED).expand(sequences, MASKED),
+        masked_valid_BK=torch.ones(sequences, MASKED, dtype=torch.bool),
+        uniforms_BK=torch.rand(sequences, MASKED),
+        keep_uniforms_BK=torch.ones(sequences, MASKED),
+        masked_count=float(sequences * MASKED),
+        token_count=float(sequences * LENGTH),
+    )
+
+
+@pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_dist", "hp_loss_power", "oracle"])
+def test_flops_of_a_step_are_those_counted_by_pytorch_forward_and_backward(name: str) -> None:
+    """Within 3%: the discriminator's head and the generator's narrow input projection are not counted."""
+    torch.manual_seed(0)
+    model = new_model(name, MODEL, TOKENS).double()  # PyTorch does not count oneDNN's products in fp32
+    with FlopCounterMode(display=False) as counter:
+        model(full_batch(3)).loss.backward()
+    per_token = counter.get_total_flops() / (3 * LENGTH)
+    assert flops_per_token(MODEL, model.objective, TOKENS, LENGTH) == pytest.approx(per_token, rel=0.03)
+
+
+def test_rates_and_sums_are_those_of_the_work_done(shards_folder: Path, tmp_path: Path) -> None:
+    plan = make_plan(options(shards_folder, tmp_path))
+    values = speed(plan, steps=10, tokens=20_000, seconds=4, peak=1e12)
+    assert values["tokens_per_second"] == 5_000
+    assert values["samples_per_second"] == pytest.approx(10 * plan.run.batch_size / 4)
+    assert values["tflops"] == pytest.approx(5_000 * plan.flops_per_token / 1e12)
+    assert values["peak_share"] == pytest.approx(values["tflops"])
+    done = work_done(plan, 110)
+    assert done["tokens_so_far"] == pytest.approx(110 * plan.run.batch_size * plan.shards.mean_length, abs=1)
+    assert done["flops_so_far"] == pytest.approx(done["tokens_so_far"] * plan.flops_per_token, rel=1e-4)
+
+
+def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder: Path, tmp_path: Path) -> None:
+    plan = make_plan(options(shards_folder, tmp_path))
+    size = len(plan.shards)
+    values = work_done(plan, 100)
+    assert values["epoch"] == pytest.approx(100 * plan.run.batch_size / size)
+    assert "epoch_of_folder" not in values
+
+    held_out = shards_folder / "held_out"  # another folder built in the same way
+    mixed = plan._replace(shards=Shards(shards_folder, held_out, weights=(1, 3)))
+    values = work_done(mixed, 100)
+    index, _ = mixed.shards.shuffled(np.arange(100 * plan.run.batch_size), seed=0)
+    read = [np.sum(index < size) / size, np.sum(index >= size) / len(Shards(held_out))]
+    assert values["epoch_of_folder"] == pytest.approx(read, rel=1e-3)
+    assert values["epoch"] == max(values["epoch_of_folder"])

@@ -18,7 +18,7 @@ wandb = pytest.importorskip("wandb", reason="W&B is optional: pip install -e .[w
 
 from wandb.proto.wandb_internal_pb2 import Record  # noqa: E402
 
-from pretrain.training.wandb_writer import Writer  # noqa: E402
+from pretrain.training.curves import WeightsAndBiases  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def records(folder: Path) -> list[Record]:
 
 def test_numbers_histograms_and_examples_arrive_at_their_steps(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "base")
-    writer = Writer(folder, 1)
+    writer = WeightsAndBiases(folder, 1)
     counted = Histogram([0.0, 0.5, 1.0], [0.25, 0.75])
     writer.write(10, Curves({"Loss/generator_loss/train": 2.5}, {"Sampling/max_probability/p_G/train": counted}))
     writer.write(10, Curves(texts={"Example/example/train": "[CLS] <cat>"}))
@@ -79,4 +79,4 @@ def test_a_missing_key_is_reported_with_how_to_give_one(tmp_path: Path, monkeypa
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"^log_to: got wandb, which does not start \(.*; see `wandb login`$"):
-        Writer(write_run(tmp_path / "base"), 1)
+        WeightsAndBiases(write_run(tmp_path / "base"), 1)
