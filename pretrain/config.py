@@ -13,7 +13,7 @@ from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, one
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class, objective_names
-from pretrain.model.config import AnyModelConfig
+from pretrain.model.config import KINDS, ModelConfig
 
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
@@ -21,7 +21,8 @@ Count = Annotated[int, Field(gt=0, le=MOST)]
 class RunConfig(StrictConfig):
     """Everything that determines a run's mathematics, plus how often it reports and saves."""
 
-    model: AnyModelConfig
+    model: SerializeAsAny[ModelConfig]
+    """Sizes and switches of the encoders; `backbone` selects their kind."""
     objective: SerializeAsAny[ObjectiveConfig]
     """Settings of an objective; `name` selects its class."""
     optim: OptimConfig
@@ -56,6 +57,16 @@ class RunConfig(StrictConfig):
     def shards_per_window(self) -> int:
         """Shards per window of the order, 0 for a full permutation."""
         return self.window if self.order == "windows" else 0
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _is_of_its_kind(cls, model: Any) -> Any:
+        if isinstance(model, ModelConfig):
+            return model
+        kind = model.get("backbone") if isinstance(model, dict) else None
+        if kind not in KINDS:
+            raise ValueError(f"got backbone {shown(kind)}, {one_of(kind, KINDS)}")
+        return KINDS[kind].model_validate(model)
 
     @field_validator("objective", mode="before")
     @classmethod

@@ -101,7 +101,8 @@ def require_keepable(model: ModelFolder, keep: str) -> None:
     """
     if keep != "none" and not isinstance(model.config, EncoderConfig):
         raise ConfigError(
-            f"keep: got {keep} with {model.path}, a ModernBERT, whose fine-tuned heads are not exported; add --keep none"
+            f"keep: got {keep} with {model.path}, a ModernBERT, whose fine-tuned heads are not exported; add"
+            " --keep none"
         )
 
 

@@ -174,4 +174,5 @@ class ModernModelConfig(ModelConfig):
         return ModernConfig(**sizes, **own)
 
 
-AnyModelConfig = Annotated[ElectraModelConfig | ModernModelConfig, Field(discriminator="backbone")]
+KINDS: dict[str, type[ModelConfig]] = {"electra": ElectraModelConfig, "modern": ModernModelConfig}
+"""Kinds of encoder, by `backbone`."""

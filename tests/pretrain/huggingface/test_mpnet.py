@@ -161,6 +161,6 @@ def test_each_reason_that_mpnet_cannot_compute_a_model_is_named(tmp_path: Path) 
     require_mpnet(tmp_path, SQUARE, one_segment=True)
     with pytest.raises(ConfigError) as refused:
         require_mpnet(tmp_path, SMALL_MODEL.model_copy(update={"relative_position": False}), one_segment=False)
-    reasons = ("has relative_position false", "has 12 and 16", "built with --one_segment")
+    reasons = ("has no relative positions", "has 12 and 16", "built with --one_segment")
     for problem, reason in zip(refused.value.problems, reasons, strict=True):
         assert reason in problem

@@ -74,7 +74,7 @@ def test_disentangled_embeddings_add_their_tables_to_the_shared_ones() -> None:
     for weight in weights.values():
         torch.nn.init.normal_(weight)
     disentangled.start_from(weights)
-    total = disentangled.total()
+    total = disentangled.plain()
     for name, weight in total.named_parameters():
         assert torch.allclose(weight, weights[name], atol=1e-6), name
     embedded_BLE = disentangled(ids_BL, segments_BL)
