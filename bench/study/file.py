@@ -127,7 +127,7 @@ class Study(StrictConfig):
     """A study: every row is trained with every seed."""
 
     title: str
-    preset: Literal["tiny", "small", "base"]
+    preset: Literal["tiny", "small", "base", "modern_tiny", "modern_17m"]
     vocab_size: int = Field(ge=100, le=65_536)
     seq_length: int = Field(ge=8, le=65_535)
     steps: int = Field(ge=2)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -22,7 +22,7 @@ class AdamNumbers(Protocol):
 
 
 class OptimConfig(StrictConfig):
-    """AdamW with decoupled weight decay, and a learning rate with linear warm-up and linear decay."""
+    """AdamW with decoupled weight decay, and the schedule of the learning rate."""
 
     lr: float = Field(ge=1e-30, le=1e30)
     """Peak learning rate (paper: 5e-4 small, 1e-4 base)."""
@@ -30,6 +30,14 @@ class OptimConfig(StrictConfig):
     """Updates in the whole run (paper: 1M small, 765k base)."""
     warmup_steps: int = Field(default=10_000, ge=0, le=MOST)
     """Updates of linear warm-up (paper: 10k)."""
+    schedule: Literal["linear", "wsd"] = "linear"
+    """After the warm-up: `linear` decay to 0 (paper), or constant until the last `decay_steps` updates (`wsd`)."""
+    decay_steps: int = Field(default=0, ge=0, le=MOST)
+    """Updates of the decay that ends a run with schedule=wsd; 0 for a stable run, from which others may start."""
+    decay_shape: Literal["sqrt", "linear"] = "sqrt"
+    """Decay of schedule=wsd, as a function of its share u that is done: 1 - sqrt(u) (ModernBERT), or 1 - u."""
+    final_scale: float = Field(default=0.0, ge=0, le=1)
+    """Rate at the end of the decay of schedule=wsd, as a share of `lr` (ModernBERT: .001)."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates of both moments (paper)."""
     eps: ClassVar[float] = 1e-6
@@ -45,9 +53,29 @@ class OptimConfig(StrictConfig):
     def _decay_follows_warmup(self) -> "OptimConfig":
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps: got {self.warmup_steps}, expected fewer than steps ({self.steps})")
+        if self.schedule == "linear" and self.decay_steps:
+            raise ValueError(
+                f"decay_steps: got {self.decay_steps} with schedule linear; set schedule=wsd, or leave it out"
+            )
+        if self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"decay_steps: got {self.decay_steps}, expected at most {self.steps - self.warmup_steps}, the steps after"
+                " the warm-up"
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: got {self.betas}, expected two numbers from 0 to below 1")
         return self
+
+    def rate(self, updates: int) -> float:
+        """Returns the learning rate of the next update after so many; it depends on nothing else, so a resume needs no
+        stored state.
+        """
+        if self.schedule == "linear":
+            return learning_rate(updates, base=self.lr, warmup_steps=self.warmup_steps, total_steps=self.steps)
+        rising = min(1.0, (updates + 1) / max(1, self.warmup_steps))
+        done = max(0, updates - (self.steps - self.decay_steps)) / max(1, self.decay_steps)
+        left = 1 - (math.sqrt(done) if self.decay_shape == "sqrt" else done)
+        return self.lr * rising * (self.final_scale + (1 - self.final_scale) * left)
 
 
 def learning_rate(step: int, *, base: float, warmup_steps: int, total_steps: int) -> float:

@@ -15,7 +15,10 @@ from pretrain.method.registry import GivenObjective
 class RunOptions(StrictConfig):
     """The command line of a pre-training run."""
 
-    preset: Annotated[Literal["tiny", "small", "base"], Group("the run")] = "base"
+    preset: Annotated[
+        Literal["tiny", "small", "base", "modern_tiny", "modern_17m", "modern_32m", "modern_68m", "modern_base"],
+        Group("the run"),
+    ] = "base"
     """sizes and schedule, from the paper"""
     objective: GivenObjective | None = None
     """hp_loss, hp_dist, electra, mlm, or a sampler of your own: FILE.py:CLASS or package.module:CLASS (hp_loss)"""

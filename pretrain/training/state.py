@@ -10,7 +10,6 @@ from statistics import median
 from pretrain.config import RunConfig
 from pretrain.data.batches import TrainingBatches
 from pretrain.engine.engine import StepResult
-from pretrain.engine.optim import learning_rate
 
 RECENT = 64
 """Number of preceding losses that a new one is compared with."""
@@ -46,18 +45,12 @@ class TrainingState:
         """Returns the last step's optimization metrics for the log; a step that overflowed has no gradient norm."""
         norm = float(last.gradient_norm)
         return {
-            "learning_rate": rate_after(run, self.updates - 1),
+            "learning_rate": run.optim.rate(self.updates - 1),
             **({"gradient_norm": norm} if math.isfinite(norm) else {}),
             "loss_scale": last.loss_scale,
             "skipped": self.step - self.updates,
             "loss_spikes": self.spikes,
         }
-
-
-def rate_after(run: RunConfig, updates: int) -> float:
-    """Returns the learning rate of the next update after `updates` updates."""
-    optim = run.optim
-    return learning_rate(updates, base=optim.lr, warmup_steps=optim.warmup_steps, total_steps=optim.steps)
 
 
 def due(every: int, step: int, last: int) -> bool:

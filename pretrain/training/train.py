@@ -35,7 +35,7 @@ from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, LOCK, lock_run, require_free, write_run, writing
 from pretrain.training.run_log import LEGEND, RECORDS
-from pretrain.training.state import TrainingState, due, rate_after, require_finite
+from pretrain.training.state import TrainingState, due, require_finite
 from pretrain.training.telemetry import Telemetry
 
 
@@ -166,7 +166,7 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
             training.engine,
             losses(training, state.step, micro_batches, telemetry),
             wishes,
-            rate_after(run, state.updates),
+            run.optim.rate(state.updates),
             UNSCALED
             if run.optim.adam_bias_correction
             else without_bias_correction(training.engine.adam_steps, run.optim.betas),

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.presets import preset
 from pretrain.training.run_log import read_records
-from pretrain.training.state import rate_after
 from tests.pretrain.training.test_train import losses, run_arguments
 from tests.reliability.runs import as_killed_after, checkpoint_of
 from tests.warm import Warm, outputs, two_ranks
@@ -81,7 +80,7 @@ def test_the_schedule_follows_updates_and_the_data_steps(whole: Run, stage: int)
     run = preset("tiny")
     run = run.model_copy(update={"optim": run.optim.model_copy(update={"steps": STEPS, "warmup_steps": 4})})
     assert [record["learning_rate"] for record in records[SKIPPED:]] == [
-        rate_after(run, update) for update in range(STEPS - SKIPPED)
+        run.optim.rate(update) for update in range(STEPS - SKIPPED)
     ]
     tokens = [record["tokens_so_far"] for record in records]
     assert all(before < after for before, after in pairwise(tokens))

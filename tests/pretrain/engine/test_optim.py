@@ -116,3 +116,33 @@ def test_groups_have_the_learning_rate_scale_of_each_name() -> None:
 def test_impossible_optimizer_settings_are_refused(mistake: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(mistake))):
         OptimConfig.from_values({"lr": 1e-3, "steps": 100, "warmup_steps": 10} | mistake)
+
+
+def wsd(**settings: object) -> list[float]:
+    config = OptimConfig(lr=2.0, steps=100, warmup_steps=10, schedule="wsd", **settings)  # type: ignore[arg-type]
+    return [config.rate(updates) for updates in range(100)]
+
+
+def test_a_stable_run_stays_at_its_rate_after_the_warmup() -> None:
+    assert wsd() == pytest.approx([2.0 * (step + 1) / 10 for step in range(10)] + [2.0] * 90)
+
+
+@pytest.mark.parametrize("shape", ["linear", "sqrt"])
+def test_a_decay_falls_from_the_rate_to_its_final_share(shape: str) -> None:
+    values = wsd(decay_steps=40, decay_shape=shape, final_scale=0.1)
+    shares = [done / 40 for done in range(40)]
+    left = [1 - (share if shape == "linear" else share**0.5) for share in shares]
+    assert values[10:60] == [2.0] * 50
+    assert values[60:] == pytest.approx([2.0 * (0.1 + 0.9 * part) for part in left])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"decay_steps": 5}, "decay_steps: got 5 with schedule linear"),
+        ({"schedule": "wsd", "decay_steps": 91}, "decay_steps: got 91, expected at most 90"),
+    ],
+)
+def test_a_decay_without_its_schedule_or_longer_than_the_run_is_refused(settings: dict, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        OptimConfig.from_values({"lr": 1.0, "steps": 100, "warmup_steps": 10, **settings})
