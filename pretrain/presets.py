@@ -159,8 +159,13 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     """Returns `run` with the objective of a row of `ROWS`.
 
     Raises:
-        ConfigError: there is no such row.
+        ConfigError: there is no such row, or it has no meaning for the run's kind of encoder.
     """
+    if run.model.backbone != "electra":
+        raise ConfigError(
+            f"row: got {name!r} with model.backbone {run.model.backbone}, but the rows are the paper's, on ELECTRA's"
+            " encoder; use --objective and --set"
+        )
     if name not in ROWS:
         raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
     given, settings = ROWS[name]

@@ -57,10 +57,9 @@ class OptimConfig(StrictConfig):
             raise ValueError(
                 f"decay_steps: got {self.decay_steps} with schedule linear; set schedule=wsd, or leave it out"
             )
-        if self.warmup_steps + self.decay_steps > self.steps:
+        if self.decay_steps > (left := self.steps - self.warmup_steps):
             raise ValueError(
-                f"decay_steps: got {self.decay_steps}, expected at most {self.steps - self.warmup_steps}, the steps after"
-                " the warm-up"
+                f"decay_steps: got {self.decay_steps}, expected at most {left}, the steps after the warm-up"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: got {self.betas}, expected two numbers from 0 to below 1")
