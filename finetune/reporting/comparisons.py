@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import permutation_test, rankdata
 
 from finetune.reporting.paper_tables import Column
 from finetune.reporting.results import Row
@@ -94,8 +95,6 @@ def permutation_p(differences: Sequence[float]) -> float:
     def total(difference_RS: np.ndarray, axis: int) -> np.ndarray:
         return difference_RS.sum(axis).round(9)  # sums in another order differ in the last digit
 
-    from scipy.stats import permutation_test  # a second that --help need not wait for
-
     tested = permutation_test(
         [differences], total, permutation_type="samples", vectorized=True, n_resamples=SIGN_ASSIGNMENTS, rng=0
     )
@@ -134,8 +133,6 @@ def summed(examples: Examples, metric: str) -> tuple[Sequence[np.ndarray], Calla
     if metric == "f1":
         return (2 * ((target == 1) & (predicted == 1)), (target == 1) * 1 + (predicted == 1)), mean
     if metric == "spearman":
-        from scipy.stats import rankdata
-
         target, predicted = rankdata(target), rankdata(predicted)
     if metric in ("pearson", "spearman"):
         return moments(target - target.mean(), predicted - predicted.mean()), pearson  # against cancellation
