@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from finetune.reporting.results import load_runs, make_rows
-from finetune.reporting.tables import markdown, shown_tables
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 
@@ -23,14 +21,16 @@ class ReportOptions(StrictConfig):
 
 
 def main(options: ReportOptions) -> None:
+    from finetune.reporting.figure import draw  # matplotlib and scipy, which --help need not wait for
+    from finetune.reporting.results import load_runs, make_rows
+    from finetune.reporting.tables import markdown, shown_tables
+
     rows = make_rows(load_runs(options.runs))
     outputs = [path if path.is_dir() else path.parent for path in options.runs]
     output = options.output or outputs[0] / "report.md"
     text = markdown(rows, outputs)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    from finetune.reporting.figure import draw  # matplotlib, which --help need not wait for
-
     panels = [table for table in shown_tables(rows) if not table.whole]  # the others repeat their columns
     draw(rows, panels).savefig(output.with_suffix(".png"), dpi=150)
     print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")

@@ -7,7 +7,7 @@ Shape letters: B batch, L length, H hidden size, C outputs, X rows of zeros.
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
@@ -215,17 +215,19 @@ def select(options: GlueOptions) -> list[GlueTask]:
     return [task for task in tasks if task.name not in missing]
 
 
-def load(options: GlueOptions) -> list[LoadedTask]:
-    """Reads the files of the selected tasks.
+def load(options: GlueOptions) -> Iterator[LoadedTask]:
+    """Returns the selected tasks; each one's files are read when it is asked for.
 
     Raises:
         ConfigError: as `select` and `load_task`.
     """
-    loaded = []
-    for task in select(options):
-        data = load_task(task, options.data_dir, tests=options.predict_test)
-        loaded.append(LoadedTask(task, data.fingerprint(), partial(make_job, task, data), list(data.tests_by_path())))
-    return loaded
+    return map(partial(load_one, options), select(options))
+
+
+def load_one(options: GlueOptions, task: GlueTask) -> LoadedTask:
+    """Reads the files of a task."""
+    data = load_task(task, options.data_dir, tests=options.predict_test)
+    return LoadedTask(task, data.fingerprint(), partial(make_job, task, data), list(data.tests_by_path()))
 
 
 def score(names: Iterable[str], target: np.ndarray, predicted: np.ndarray) -> dict[str, float]:

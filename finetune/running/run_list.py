@@ -51,15 +51,15 @@ CHECKPOINTS = "checkpoints"
 Options = TypeVar("Options", bound=FinetuneOptions)
 
 
-def launch(options: Options, load: Callable[[Options], Sequence[LoadedTask]]) -> NoReturn:
+def launch(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) -> NoReturn:
     """Does what `run_queue` does, and ends the process."""
     leave(run_queue(options, load))
 
 
-def run_queue(options: Options, load: Callable[[Options], Sequence[LoadedTask]]) -> int:
+def run_queue(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) -> int:
     """Does the runs that the options ask for and the output folder lacks; returns the exit code.
 
-    `load` reads the files of the tasks that the options name.
+    `load` checks the names of the tasks, and reads the files of one after another when asked for them.
 
     Raises:
         ConfigError: a wrong task, model, file or setting.
@@ -68,9 +68,10 @@ def run_queue(options: Options, load: Callable[[Options], Sequence[LoadedTask]])
         print(list_settings(options))
         return 0
     require_folder(options.output)
-    model = open_model(options.model)
+    tasks = load(options)
+    model = open_model(options.model)  # before the files are read, which may take minutes
     require_keepable(model, options.keep)
-    return Queue(load(options), model, options).work()
+    return Queue([*tasks], model, options).work()
 
 
 class Queue:

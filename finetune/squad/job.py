@@ -4,7 +4,7 @@ Shape letters: B windows of a batch, W windows of a file, L length, K beam, N be
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -191,12 +191,12 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
     ]
 
 
-def load(options: SquadOptions) -> list[LoadedTask]:
-    """Reads the files of the chosen release.
+def load(options: SquadOptions) -> Iterator[LoadedTask]:
+    """Yields the chosen release, whose files are read then.
 
     Raises:
         ConfigError: as `load_squad`.
     """
     version = VERSIONS[options.version]
     data = load_squad(version, options.data_dir)
-    return [LoadedTask(version, data.fingerprint(), partial(make_job, version, data))]
+    yield LoadedTask(version, data.fingerprint(), partial(make_job, version, data))

@@ -249,12 +249,16 @@ def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[
     }
 
 
-def load(options: TaggingOptions) -> list[LoadedTask]:
-    """Reads the files of the chosen task.
+def load(options: TaggingOptions) -> Iterator[LoadedTask]:
+    """Returns the chosen task; its files are read when it is asked for.
 
     Raises:
         ConfigError: as `select_task` and `load_tagging`.
     """
-    task = select_task(options.task)
+    return map(partial(load_one, options), [select_task(options.task)])
+
+
+def load_one(options: TaggingOptions, task: TaggingTask) -> LoadedTask:
+    """Reads the files of a task."""
     data = load_tagging(task, options.data_dir, test=options.predict_test)
-    return [LoadedTask(task, data.fingerprint(), partial(make_job, task, data), data.test_answers())]
+    return LoadedTask(task, data.fingerprint(), partial(make_job, task, data), data.test_answers())

@@ -60,7 +60,7 @@ class Backend(ABC):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by; 1 except in fp16."""
+        """Factor by which the next loss is multiplied; 1 except in fp16."""
         return 1.0
 
     @property

@@ -1,4 +1,4 @@
-"""What launches a job: the launcher's variables and processes, hostfiles, and whether their hosts can train together.
+"""Launchers of a job: their variables and processes, hostfiles, and whether the hosts can train together.
 
 A hostfile has one `host slots=GPUs` per line, the number of processes on each machine. If it is missing, DeepSpeed
 silently trains on the local machine; of two hosts on a line, it reads only the first. Here both are errors.

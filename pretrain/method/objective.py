@@ -23,7 +23,7 @@ LARGEST_GAMMA = 100.0
 
 
 class Cost(NamedTuple):
-    """What a step computes besides the forward and backward passes of the encoders."""
+    """Cost of a step, apart from the forward and backward passes of the encoders."""
 
     vocabulary_products: int = 0
     """Matrix products over the vocabulary at the masked positions: 1 per forward of a head, 2 more for its gradient."""

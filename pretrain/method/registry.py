@@ -110,7 +110,7 @@ def load_objective(given: str) -> str:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
         where = f"line {lines[-1]} of {shown(place)}" if lines else shown(place)
         why = shown(f"{type(error).__name__}: {error}")[1:-1]
-        raise ValueError(f"got {shown(given)}, but {where} fails: {why}; mend it, or name another sampler") from None
+        raise ValueError(f"got {shown(given)}, but {where} fails: {why}; fix it, or name another sampler") from None
     kind: object = getattr(module, class_name, None)
     if not _is_objective(kind) or (name := kind.Config.model_fields["name"].default) in (*BUILT_IN, PydanticUndefined):
         raise ValueError(

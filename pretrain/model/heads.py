@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
@@ -64,7 +63,7 @@ def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) ->
     """
     if table_VE.dtype != torch.float16 or bias_V is not None:
         return ops.linear(projected_XE, table_VE, bias_V)
-    padded = F.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
+    padded = nn.functional.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
     return ops.linear(projected_XE, padded)[..., : len(table_VE)]
 
 

@@ -5,6 +5,7 @@ A curve is named GROUP/NAME/KIND, for example `Loss/discriminator_loss/train`; N
 
 import html
 import json
+import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -197,6 +198,7 @@ class MLflow:
         Raises:
             ConfigError: MLflow cannot be reached.
         """
+        os.environ.setdefault("MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE", "1")  # several lose numbers in a file store
         import mlflow
 
         settings = dict(dotted(json.loads((folder / DESCRIPTION).read_text())["run"]))

@@ -1,4 +1,4 @@
-"""What is known before a run starts: warnings about a plan that would run but probably waste its time; `--dry_run`.
+"""Warnings about a plan that would run but probably waste its time, and the report of `--dry_run`.
 
 Each doubt is one line that names the field, its value, why it is doubtful and what to do.
 """

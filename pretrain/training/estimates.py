@@ -223,7 +223,7 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     flops = sizes.flops / seconds_per_token(sizes, precision, device, products, fp32)
     alone = processes if cuda else 1
     flops, *speeds = (world.sum(own) if world else own * alone for own in (flops, products, fp32))
-    source = "from one layer of each encoder, timed now"
+    source = "the speed of one layer of each encoder, timed now"
     if cuda:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         capability = (gpu.major, gpu.minor)

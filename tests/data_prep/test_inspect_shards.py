@@ -16,7 +16,7 @@ import pytest
 
 from data_prep import workers
 from data_prep.build_shards import main as build
-from data_prep.inspect_shards import InspectOptions, main, problems_of, read_rows, verify
+from data_prep.inspect_shards import InspectOptions, main, megatron_problems, problems_of, read_rows, verify
 from data_prep.manifest import load_manifest, save_manifest
 from data_prep.masking import mask_size
 from data_prep.shards import file_problems
@@ -211,6 +211,7 @@ def rows(built, manifest):
 def test_an_intact_shard_has_no_problems(built, manifest, rows):
     assert problems_of(rows, manifest) == []
     assert file_problems(built, manifest.shards[0]) == []
+    assert megatron_problems(built, manifest.shards[0]) == []
 
 
 def no_start(rows, special):

@@ -131,7 +131,7 @@ def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_
         ({"set": ("layer_decay=2",)}, "layer_decay: got 2, expected: input should be less than or equal to 1"),
         ({"set": ("layer_decy=1",)}, "--set: got 'layer_decy', expected KEY=VALUE with a KEY from --list_settings"),
         ({"set": ("layer_decay",)}, "layer_decay: got None, expected: input should be a valid number"),
-        ({"set": ("epochs=2",)}, "--set: got 'epochs', expected KEY=VALUE"),
+        ({"set": ("epochs=2",)}, "--set: epochs is given more than once; give it once"),
         ({"set": ("layer_decay=1", "layer_decay=0.9")}, "layer_decay is given more than once; give it once"),
     ],
 )

@@ -207,7 +207,7 @@ def test_weights_in_several_files_are_refused_with_a_remedy(stock_folder: Path) 
     model = ElectraForPreTraining.from_pretrained(stock_folder)
     (stock_folder / "model.safetensors").unlink()
     model.save_pretrained(stock_folder, max_shard_size="10KB")
-    with pytest.raises(ConfigError, match=r"weights in several files; save the model in one, with max_shard_size"):
+    with pytest.raises(ConfigError, match=r"weights in several files; save it as one, with a max_shard_size"):
         load_encoder(stock_folder)
 
 
