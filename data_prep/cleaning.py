@@ -44,7 +44,7 @@ _BLANK_LINES = re.compile(r"(?<![ \t])[ \t]*\n(?:[ \t*#:;]*\n)+")
 
 
 @dataclass
-class Cleaned:
+class CleanedText:
     """A clean text and the changes that produced it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Cleaned:
         self.text = text
 
 
-def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
+def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
     """Cleans a document: decodes it, removes wiki markup and control characters, and normalizes it to NFC."""
     cleaned = decode(content)
     text = cleaned.text
@@ -95,15 +95,15 @@ def clean(content: bytes, *, wikitext: bool = False) -> Cleaned:
     return cleaned
 
 
-def decode(content: bytes) -> Cleaned:
+def decode(content: bytes) -> CleanedText:
     """Decodes a document without cleaning it."""
     try:
         text = content.decode()
-        return Cleaned(text, len(text))
+        return CleanedText(text, len(text))
     except UnicodeDecodeError:
         text = content.decode(errors="replace")
         invalid = text.count("\ufffd") - content.count("\ufffd".encode())
-        return Cleaned(text, len(text), invalid_utf8=invalid)
+        return CleanedText(text, len(text), invalid_utf8=invalid)
 
 
 def _in_order(run: re.Match[str]) -> str:

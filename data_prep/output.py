@@ -47,7 +47,7 @@ class Plan(StrictRecord):
     """Bytes on disk of every input file, by its key."""
 
 
-class Contaminated(StrictRecord):
+class ContaminatedDocument(StrictRecord):
     """A document that was dropped because it shares an n-gram with an evaluation set."""
 
     document: str
@@ -67,7 +67,7 @@ class ShardRecord(StrictRecord):
     books: Books
     train: ShardEntry | None
     held_out: ShardEntry | None
-    contaminated: tuple[Contaminated, ...] = Field((), exclude_if=lambda found: not found)
+    contaminated: tuple[ContaminatedDocument, ...] = Field((), exclude_if=lambda found: not found)
     """The shard's first contaminated documents."""
 
     def entry(self, side: str) -> ShardEntry | None:

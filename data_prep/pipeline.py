@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.cleaning import Cleaned, clean, decode
+from data_prep.cleaning import CleanedText, clean, decode
 from data_prep.curation.contamination import Contamination
 from data_prep.curation.curator import Curator, language_test
 from data_prep.formats import Document
 from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
 from data_prep.masking import Masker
-from data_prep.output import HELD_OUT, SIDES, TRAIN, Contaminated, ShardRecord, folder_of
+from data_prep.output import HELD_OUT, SIDES, TRAIN, ContaminatedDocument, ShardRecord, folder_of
 from data_prep.reading import Chunk, batches, hashed, text_digest
 from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
@@ -42,7 +42,7 @@ class Text(NamedTuple):
 
     origin: str
     document: Document
-    cleaned: Cleaned
+    cleaned: CleanedText
 
 
 def build_shard(
@@ -99,7 +99,7 @@ class Intake:
     ) -> None:
         self._chunks, self._copies = chunks, copies
         self._config, self._curator = config, curator
-        self.contaminated: list[Contaminated] = []
+        self.contaminated: list[ContaminatedDocument] = []
         # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
         self._ledgers: dict[str, Counter[str]] = {
             name: Counter() for name in ("documents", "characters", "word_pieces")
@@ -130,7 +130,7 @@ class Intake:
                 else:
                     yield Text(chunk.source.origin, document, cleaned)
 
-    def _curate(self, chunk: Chunk, document: Document, cleaned: Cleaned) -> str | None:
+    def _curate(self, chunk: Chunk, document: Document, cleaned: CleanedText) -> str | None:
         """Removes lines from the text as the configuration asks; returns the reason to drop the document, or None."""
         verdict = self._curator.judge(cleaned.text)
         cleaned.text = verdict.text
@@ -138,7 +138,7 @@ class Intake:
             cleaned.removed[reason] = min(characters, cleaned.kept)
         if verdict.match and len(self.contaminated) < _MOST_LISTED:
             place = f"{chunk.source.key}@{document.place}"
-            self.contaminated.append(Contaminated(document=place, **verdict.match._asdict()))
+            self.contaminated.append(ContaminatedDocument(document=place, **verdict.match._asdict()))
         return verdict.reason
 
     def _count(self, place: str, documents: int, characters: int, word_pieces: int = 0) -> None:
@@ -173,7 +173,7 @@ class Intake:
         return Books(**fields)
 
 
-def _emptiness(cleaned: Cleaned) -> str | None:
+def _emptiness(cleaned: CleanedText) -> str | None:
     return "empty" if not cleaned.text or cleaned.text.isspace() else None
 
 

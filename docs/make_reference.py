@@ -79,10 +79,14 @@ def settings_page() -> Iterator[str]:
     yield "`--set KEY=VALUE` of `pretrain/run.py` changes a setting of pre-training; `--list_settings` prints the same"
     yield "table for any preset and objective. Sources are in parentheses; *paper* is Hao et al. (2021)."
     runs = {name: settings(RunConfig, preset) for name, preset in PRESETS.items()}
-    titles = {"": "Pre-training", "model": "The model", "optim": "The optimizer"}
+    modern = {name: tables for name, tables in runs.items() if PRESETS[name].model.backbone == "modern"}
+    paper = {name: tables for name, tables in runs.items() if name not in modern}
+    titles = {"": "Pre-training", "optim": "The optimizer", "model": "The model"}
     for section, title in titles.items():
         yield from ("", f"## {title}", "")
-        yield from table({name: of_section(tables, section) for name, tables in runs.items()})
+        yield from table({name: of_section(tables, section) for name, tables in paper.items()})
+    yield from ("", "Of a [modern encoder](../guide/modern.md); its presets train as `tiny`, `small` and `base` do:", "")
+    yield from table({name: of_section(tables, "model") for name, tables in modern.items()})
     yield from ("", "## The objectives", "", "With the paper's weights for each; the preset does not matter.", "")
     run = PRESETS["base"]
     samplers = [load_objective(given) for given in dict.fromkeys(given for given, _ in ROWS.values()) if ":" in given]

@@ -26,16 +26,16 @@ Interval = list[float] | None
 """[value, low, high] as in JSON; None if the value is undefined."""
 
 
-class Resampled(NamedTuple):
+class ResampledStatistic(NamedTuple):
     """A statistic and its value on each resample."""
 
     value: float
     """NaN if undefined."""
     resampled_R: np.ndarray
 
-    def minus(self, other: "Resampled") -> "Resampled":
+    def minus(self, other: "ResampledStatistic") -> "ResampledStatistic":
         """Returns the difference of two statistics, paired resample by resample."""
-        return Resampled(self.value - other.value, self.resampled_R - other.resampled_R)
+        return ResampledStatistic(self.value - other.value, self.resampled_R - other.resampled_R)
 
     def interval(self) -> Interval:
         """Returns the value and its interval over the resamples on which it is defined; None if undefined."""
@@ -67,7 +67,7 @@ def sums(sequence_N: np.ndarray, sequences: int, *columns_N: np.ndarray) -> np.n
     return np.stack([np.bincount(sequence_N, weights=column, minlength=sequences) for column in columns_N])
 
 
-def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Resampled:
+def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> ResampledStatistic:
     """Computes `statistic`, which maps [C, any] to [any], on the sums over all sequences and on each resample."""
     counts = counts_RS(sums_CS.shape[1])
     resampled_CR = np.zeros((len(sums_CS), RESAMPLES))
@@ -76,10 +76,10 @@ def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
         resampled_CR += sums_CS[:, part] @ counts[:, part].T.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):  # undefined values become NaN
         value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
-        return Resampled(value, statistic(resampled_CR))
+        return ResampledStatistic(value, statistic(resampled_CR))
 
 
-def multi_bootstrap(per_seed: Sequence[Resampled]) -> Resampled:
+def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatistic:
     """Mean over the runs of several seeds, resampled over seeds and examples together (Sellam et al., MultiBERTs, ICLR
     2022).
 
@@ -89,7 +89,7 @@ def multi_bootstrap(per_seed: Sequence[Resampled]) -> Resampled:
     draws = np.random.default_rng(1).integers(len(per_seed), size=(RESAMPLES, len(per_seed)))
     resampled_RK = np.stack([one.resampled_R for one in per_seed], axis=1)
     drawn_RK = np.take_along_axis(resampled_RK, draws, axis=1)
-    return Resampled(float(np.mean([one.value for one in per_seed])), drawn_RK.mean(axis=1))
+    return ResampledStatistic(float(np.mean([one.value for one in per_seed])), drawn_RK.mean(axis=1))
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:
@@ -117,10 +117,10 @@ def pearson(sums_C: np.ndarray) -> np.ndarray:
         return np.where(varies, (n * ab - a * b) / np.sqrt(spread_a * spread_b), np.nan)
 
 
-def correlation(a_N: np.ndarray, b_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> Resampled:
+def correlation(a_N: np.ndarray, b_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> ResampledStatistic:
     """Pearson correlation with its resamples."""
     if len(a_N) < 2 or not np.ptp(a_N) or not np.ptp(b_N):
-        return Resampled(np.nan, np.full(RESAMPLES, np.nan))
+        return ResampledStatistic(np.nan, np.full(RESAMPLES, np.nan))
     a_N, b_N = (
         (values - values.mean()) / values.std() for values in (a_N, b_N)
     )  # standardized against cancellation in the sums
@@ -134,7 +134,7 @@ def auc_of_counts(negative_XB: np.ndarray, positive_XB: np.ndarray) -> np.ndarra
         return (positive_XB * below_XB).sum(axis=-1) / (positive_XB.sum(axis=-1) * negative_XB.sum(axis=-1))
 
 
-def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> Resampled:
+def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, sequences: int) -> ResampledStatistic:
     """Area under the ROC curve: the probability that a positive scores above a negative; ties count half.
 
     The value is exact. The bootstrap resamples use scores binned into `AUC_BINS` quantiles, so pairs within a bin count
@@ -144,7 +144,7 @@ def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, seq
 
     positives, negatives = positive_N.sum(), (~positive_N).sum()
     if not positives or not negatives:
-        return Resampled(np.nan, np.full(RESAMPLES, np.nan))
+        return ResampledStatistic(np.nan, np.full(RESAMPLES, np.nan))
     ranks_N = rankdata(score_N)
     value = (ranks_N[positive_N].sum() - positives * (positives + 1) / 2) / (positives * negatives)
     bins_N = ((ranks_N - 0.5) * AUC_BINS / len(ranks_N)).astype(np.int64)
@@ -154,7 +154,7 @@ def auc(score_N: np.ndarray, positive_N: np.ndarray, sequence_N: np.ndarray, seq
     binned, resampled_R = (
         auc_of_counts(*np.split(counts_XC, 2, axis=-1)) for counts_XC in (counts_SC.sum(axis=0), resampled_RC)
     )
-    return Resampled(float(value), resampled_R + (value - binned))
+    return ResampledStatistic(float(value), resampled_R + (value - binned))
 
 
 def placements(score_N: np.ndarray, positive_N: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
-EXIT_SICK = 3
+EXIT_FINDINGS = 3
 
 
 class DoctorOptions(StrictConfig):
@@ -31,7 +31,7 @@ def main(options: DoctorOptions) -> int:
 
     diagnosis = diagnose(options.run)
     print(*report(diagnosis), sep="\n")
-    return EXIT_SICK if diagnosis.findings else 0
+    return EXIT_FINDINGS if diagnosis.findings else 0
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main(options: RunOptions) -> int:
         return 0
     plan = make_plan(options)
     if options.dry_run:
-        from pretrain.training.doubts import dry_run
+        from pretrain.training.plan_warnings import dry_run
 
         dry_run(plan)
         return 0

@@ -45,7 +45,7 @@ class SuperviseOptions(StrictConfig):
 
 
 def main(options: SuperviseOptions) -> int:
-    folder, supervised = run_folder_of(options.command), Supervised(options.command)
+    folder, supervised = run_folder_of(options.command), SupervisedCommand(options.command)
     for restarts in range(options.max_restarts + 1):
         started, before = time.monotonic(), read_records(folder)
         code = supervised.run()
@@ -69,7 +69,7 @@ def main(options: SuperviseOptions) -> int:
     return EXIT_FAILED
 
 
-class Supervised:
+class SupervisedCommand:
     """A command in its own process group, so that a stop signal, and the final kill, reach all of its processes."""
 
     def __init__(self, command: Sequence[str]) -> None:

@@ -204,7 +204,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
         assert (REFERENCE / name).read_text() == text, f"docs/reference/{name}: run python docs/make_reference.py"
 
 
-class Loaded(HTMLParser):
+class LoadedSampler(HTMLParser):
     """Collects the addresses that a browser loads with a page."""
 
     def __init__(self) -> None:
@@ -227,6 +227,6 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(tmp_path: Path
     assert 'not included in the "nav"' not in process.stderr
     for page in REPOSITORY.glob("docs/**/*.md"):
         built = tmp_path / page.relative_to(REPOSITORY / "docs").with_suffix(".html")
-        loaded = Loaded()
+        loaded = LoadedSampler()
         loaded.feed(built.read_text())
         assert loaded.addresses and not [address for address in loaded.addresses if "//" in address], page

@@ -129,8 +129,8 @@ def test_the_job_never_uses_torch_nn():
 
 
 def test_the_house_is_drawn_as_it_is():
-    """docs/house.md lists every room from the ground up with its imports; `foundation` is allowed everywhere."""
-    page = (REPOSITORY / "docs/house.md").read_text()
+    """docs/architecture.md lists every room from the ground up with its imports; `foundation` is allowed everywhere."""
+    page = (REPOSITORY / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| ([\w/]+)(?:\.py)? \| .+ \| ?(.*?) ?\|$", page, re.MULTILINE)
     drawn = {room: imports for room, imports in rows if room in ROOMS}
     assert tuple(drawn) == ROOMS

@@ -14,10 +14,10 @@ from bench.gpu.items import Figures, Item, SkippedError, keep, run_items
 from bench.gpu.parts import GpuOptions
 from foundation.command_line import parse_options
 from foundation.files import ROOT
-from pretrain.training.doubts import memory_of
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
+from pretrain.training.plan_warnings import memory_of
 from pretrain.training.run_folder import CHECKPOINTS
 from pretrain.training.run_log import read_records
 

@@ -12,7 +12,7 @@ import numpy as np
 from bench.study.cell import CellResult
 from bench.study.file import Prediction, Study
 from finetune.reporting.comparisons import resampled
-from foundation.stats import RESAMPLES, Interval, Resampled, mean, multi_bootstrap, resample
+from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, multi_bootstrap, resample
 
 Cells = Mapping[tuple[str, int], CellResult]
 """Finished cells by row and seed."""
@@ -30,14 +30,14 @@ class Effect(NamedTuple):
     """Whether the cells of both rows pass the gates for all these seeds."""
 
 
-def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resampled:
+def examples_resampled(cell: CellResult, measure: str, study: Study) -> ResampledStatistic:
     """Returns a measure of one cell, resampled over its examples; the resamples are the same for all cells.
 
     A number whose examples are not kept is the same on every resample.
     """
     value = float("nan") if (number := cell.numbers[measure]) is None else number
     if measure not in study.known_measures():
-        return Resampled(value, np.full(RESAMPLES, value))
+        return ResampledStatistic(value, np.full(RESAMPLES, value))
     probe = next((probe for probe in study.probes if probe.measure == measure), None)
     place, _, what = measure.rpartition(" ")
     columns = {name: part.unpack() for name, part in cell.examples[measure if probe or not place else place].items()}
@@ -56,7 +56,7 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
     else:
         names = {"loss": ("loss", "tokens"), "accuracy": ("masked_right", "masked")}[what]
         resampled_R = resample(np.stack([columns[name] for name in names]), mean).resampled_R
-    return Resampled(value, resampled_R)
+    return ResampledStatistic(value, resampled_R)
 
 
 def passes(cell: CellResult, study: Study) -> bool:

@@ -8,8 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from foundation.stats import Interval, Resampled, auc, binary_entropy, correlation, mean, placements, resample, sums
-from pretrain.analysis.observation import Judgment, Observations, Observed, OriginalTokens
+from foundation.stats import (
+    Interval,
+    ResampledStatistic,
+    auc,
+    binary_entropy,
+    correlation,
+    mean,
+    placements,
+    resample,
+    sums,
+)
+from pretrain.analysis.observation import Judgment, Observations, OriginalTokens, Recording
 
 BINS = 10
 """Bins of the maximum probability (paper, figure of the sampling distribution)."""
@@ -25,7 +35,7 @@ PAPER: dict[str, Any] = {
 HP_Loss's estimated loss."""
 
 
-def generator(originals: OriginalTokens) -> dict[str, Resampled]:
+def generator(originals: OriginalTokens) -> dict[str, ResampledStatistic]:
     """Returns accuracy and cross-entropy (nats per position) at masked positions, of the generator or an mlm model."""
     log_p_original, predicted, sequence = originals
     columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
@@ -33,7 +43,7 @@ def generator(originals: OriginalTokens) -> dict[str, Resampled]:
     return {"mlm_accuracy": resample(sums_CS[[0, 2]], mean), "mlm_loss": resample(sums_CS[[1, 2]], mean)}
 
 
-def detection(judgment: Judgment) -> dict[str, Resampled]:
+def detection(judgment: Judgment) -> dict[str, ResampledStatistic]:
     """Returns the detection metrics of replaced tokens; losses and entropies in nats per position.
 
     `discriminator_entropy` is the entropy of the replaced share: the loss of always predicting that share.
@@ -75,7 +85,7 @@ def sequence_sums(judgment: Judgment) -> np.ndarray:
     return sums(sequence, int(sequence[-1]) + 1, *columns).astype(np.float32)
 
 
-def estimate_quality(observations: Observations) -> dict[str, dict[str, Resampled]]:
+def estimate_quality(observations: Observations) -> dict[str, dict[str, ResampledStatistic]]:
     """Returns Pearson and Spearman correlations of estimated and actual discriminator loss at the sampled tokens (paper
     section 5), for originals, replaced tokens and both; empty if the objective has no estimate.
 
@@ -88,7 +98,7 @@ def estimate_quality(observations: Observations) -> dict[str, dict[str, Resample
     if not len(estimated):
         return {}
     sequence, sequences = observations.sequence, observations.sequences
-    result: dict[str, dict[str, Resampled]] = {"pearson": {}, "spearman": {}}
+    result: dict[str, dict[str, ResampledStatistic]] = {"pearson": {}, "spearman": {}}
     for name, group in {"original": ~other, "replaced": other, "all": np.ones_like(other)}.items():
         a, b, where = estimated[group], actual[group], sequence[group]
         result["pearson"][name] = correlation(a, b, where, sequences)
@@ -100,7 +110,7 @@ def estimate_quality(observations: Observations) -> dict[str, dict[str, Resample
     return result
 
 
-def certainty(observations: Observations) -> tuple[list[Resampled], Resampled]:
+def certainty(observations: Observations) -> tuple[list[ResampledStatistic], ResampledStatistic]:
     """Returns, for the sampling distribution, the share of masked positions with a maximum probability in each tenth of
     [0, 1], and the entropy in nats per masked position.
     """
@@ -110,7 +120,7 @@ def certainty(observations: Observations) -> tuple[list[Resampled], Resampled]:
     return [resample(sums_CS[[2 + number, 0]], mean) for number in range(BINS)], resample(sums_CS[[1, 0]], mean)
 
 
-def weighted_loss(observations: Observations) -> dict[str, Resampled]:
+def weighted_loss(observations: Observations) -> dict[str, ResampledStatistic]:
     """Returns the importance-sampling estimate of E_{p_G}[L_D] at masked positions: each sample is weighted by p_G over
     the probability it was drawn with.
 
@@ -127,7 +137,7 @@ def weighted_loss(observations: Observations) -> dict[str, Resampled]:
     }
 
 
-def analyze(observed: Observed) -> dict[str, Any]:
+def analyze(observed: Recording) -> dict[str, Any]:
     """Returns every number of the analysis, in sections. If there is a p_S, `p_S_minus_p_G` holds the differences of
     the sections with both distributions, paired by sequence. For a masked language model, only `generator`.
     """
@@ -148,7 +158,7 @@ def analyze(observed: Observed) -> dict[str, Any]:
 
 
 def _minus(a: Any, b: Any) -> Any:
-    if isinstance(a, Resampled):
+    if isinstance(a, ResampledStatistic):
         return a.minus(b)
     if isinstance(a, dict):
         return {name: _minus(a[name], b[name]) for name in a}
@@ -157,7 +167,7 @@ def _minus(a: Any, b: Any) -> Any:
 
 def as_json(value: Any) -> Any:
     """Converts each number of a nested structure to `[value, low, high]`."""
-    if isinstance(value, Resampled):
+    if isinstance(value, ResampledStatistic):
         return value.interval()
     if isinstance(value, dict):
         return {name: as_json(part) for name, part in value.items()}

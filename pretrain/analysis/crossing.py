@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from foundation.markdown_table import markdown_table
-from foundation.stats import Resampled
+from foundation.stats import ResampledStatistic
 from pretrain.analysis.analysis import PAPER, as_json, detection, sequence_sums
 from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
     """The content of `metrics.json`."""
     tokens: dict[str, Tensor]
     """The replacements it draws [S, K], by distribution; empty without a discriminator, and then it is not crossed."""
-    detection: dict[str, dict[str, Resampled]]
+    detection: dict[str, dict[str, ResampledStatistic]]
     """Detection metrics of the run's own discriminator on these replacements, by distribution."""
     sums: dict[str, np.ndarray]
     """`sequence_sums` behind the same metrics."""
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
     distribution: str
     step: int
     """Step of the sampler's checkpoint."""
-    found: dict[str, Resampled]
+    found: dict[str, ResampledStatistic]
     sums_CS: np.ndarray
 
     @property

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log, value_of
-from pretrain.analysis.symptoms import Measured, Symptoms, Unjudged
+from pretrain.analysis.symptoms import Measurement, SkippedCheck, Symptoms
 from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.training.doubts import MOST_EPOCHS, MOST_PADDING
+from pretrain.training.plan_warnings import MOST_EPOCHS, MOST_PADDING
 from pretrain.training.run_log import MOST_WAITING
 
 MOST_UNKNOWN = 0.01
@@ -67,23 +67,23 @@ class Finding(NamedTuple):
     """Measured value, limit and steps."""
     remedy: str
     """How to fix it."""
-    measured: tuple[Measured, ...]
+    measured: tuple[Measurement, ...]
 
     @property
-    def sick(self) -> bool:
+    def is_problem(self) -> bool:
         return any(part.beyond for part in self.measured)
 
 
 class Diagnosis(NamedTuple):
     """The results of all checks on a run."""
 
-    judged: list[Finding]
-    unjudged: list[str]
+    checked: list[Finding]
+    skipped: list[str]
     """Why the other checks could not be made."""
 
     @property
     def findings(self) -> list[Finding]:
-        return [finding for finding in self.judged if finding.sick]
+        return [finding for finding in self.checked if finding.is_problem]
 
 
 def padding(run: Symptoms) -> Finding:
@@ -94,14 +94,14 @@ def padding(run: Symptoms) -> Finding:
         evidence=f"Padding is {share:.3f} of all positions in steps 1 to {run.step:,}; the limit is {MOST_PADDING}.",
         remedy="Build the shards again with --packing full or a shorter --seq_length, or with --documents file where"
         " each file is one document.",
-        measured=(Measured("padding", share, MOST_PADDING),),
+        measured=(Measurement("padding", share, MOST_PADDING),),
     )
 
 
 def vocabulary(run: Symptoms) -> Finding:
     text, size = run.text, run.description.vocab_size
     most = next(most for least_size, most in MOST_PIECES if size >= least_size)
-    unknown = Measured("[UNK]", text.unknown_share, MOST_UNKNOWN)
+    unknown = Measurement("[UNK]", text.unknown_share, MOST_UNKNOWN)
     return Finding(
         name="vocabulary does not fit",
         verdict="The vocabulary does not match the text: words are split into many pieces, or are unknown.",
@@ -109,24 +109,24 @@ def vocabulary(run: Symptoms) -> Finding:
         f" {text.unknown_share:.2%} of the pieces are [UNK] (the limit is {MOST_UNKNOWN:.0%}), in the text of steps 1"
         f" to {text.steps}.",
         remedy="Train a vocabulary on this text with data_prep/train_vocab.py, and build the shards with it.",
-        measured=(unknown, Measured("pieces per word", text.pieces_per_word, most)),
+        measured=(unknown, Measurement("pieces per word", text.pieces_per_word, most)),
     )
 
 
 def repetition(run: Symptoms) -> Finding:
     if not run.held_out:
-        raise Unjudged("repeated data: there is no evaluation on held-out text")
+        raise SkippedCheck("repeated data: there is no evaluation on held-out text")
     held_out, epochs = run.held_out[-1], run.last["epoch"]
     step = held_out["step"]  # compared with training at the time of that evaluation
     gap = held_out["mlm_loss"] - run.mean("mlm_loss", step)
-    measured = [Measured("epochs", epochs, MOST_EPOCHS)]
+    measured = [Measurement("epochs", epochs, MOST_EPOCHS)]
     detection = ""
     if epochs > FEW_EPOCHS:
-        measured.append(Measured("held-out minus training MLM loss", gap, MOST_GAP))
+        measured.append(Measurement("held-out minus training MLM loss", gap, MOST_GAP))
     if "discriminator_loss" in run.last:
         losses = run.mean("discriminator_loss", step) / run.mean("discriminator_entropy", step)
         apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
-        measured.append(Measured("held-out minus training L_D over entropy", apart, MOST_APART))
+        measured.append(Measurement("held-out minus training L_D over entropy", apart, MOST_APART))
         detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
     differ = ""
     if gap > MOST_GAP and not any(part.beyond for part in measured):
@@ -150,14 +150,14 @@ def learning_rate(run: Symptoms) -> Finding:
     lowest, at = run.lowest_loss
     risen = run.mean("mlm_loss") - lowest
     measured = [
-        Measured("spikes", spikes, MOST_SPIKES),
-        Measured("skipped steps", skipped, MOST_SKIPPED),
-        Measured("rise of the MLM loss", risen, MOST_RISEN),
+        Measurement("spikes", spikes, MOST_SPIKES),
+        Measurement("skipped steps", skipped, MOST_SKIPPED),
+        Measurement("rise of the MLM loss", risen, MOST_RISEN),
     ]
     collapse = ""
     if "auc_all" in run.last and first["step"] > run.run.optim.warmup_steps:
         apart = max(abs(record.get("auc_all", 1.0) - 0.5) for record in run.recent())
-        measured.append(Measured("AUC's distance from chance", apart, LEAST_FROM_CHANCE, most=False))
+        measured.append(Measurement("AUC's distance from chance", apart, LEAST_FROM_CHANCE, most=False))
         collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
     return Finding(
         name="learning rate too high",
@@ -173,7 +173,7 @@ def learning_rate(run: Symptoms) -> Finding:
 
 def straggler(run: Symptoms) -> Finding:
     if "slowest_rank" not in run.last:
-        raise Unjudged("a straggling rank: the run has a single process")
+        raise SkippedCheck("a straggling rank: the run has a single process")
     ranks = [record["slowest_rank"] for record in run.recent()]
     rank = max(ranks, key=ranks.count)
     waiting = 1 - run.mean("median_rank_seconds") / run.mean("slowest_rank_seconds")
@@ -185,7 +185,7 @@ def straggler(run: Symptoms) -> Finding:
         f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
         f" {run.when()}.",
         remedy="Check that machine for other processes, clock speed, temperature and disk, or leave it out.",
-        measured=(Measured("waiting for one rank", waiting if always else 0.0, MOST_WAITING),),
+        measured=(Measurement("waiting for one rank", waiting if always else 0.0, MOST_WAITING),),
     )
 
 
@@ -195,7 +195,7 @@ def slow_precision(run: Symptoms) -> Finding | None:
         return None
     own, fp32, step = (value_of(start, name) for name in ("matrix_peak_tflops", "fp32_peak_tflops", "step"))
     if not (own > 0 and fp32 > 0 and step >= 0):  # also without a number
-        raise Unjudged("slow precision: the last start did not measure the speed in fp32")
+        raise SkippedCheck("slow precision: the last start did not measure the speed in fp32")
     precision, faster = start["precision"], fp32 / own
     return Finding(
         name="slow precision",
@@ -203,7 +203,7 @@ def slow_precision(run: Symptoms) -> Finding | None:
         evidence=f"At the start after step {step:,.0f}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
         f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
-        measured=(Measured("speed in fp32 over speed in the run's precision", faster, MUCH_FASTER),),
+        measured=(Measurement("speed in fp32 over speed in the run's precision", faster, MUCH_FASTER),),
     )
 
 
@@ -212,8 +212,8 @@ def easy_replacements(run: Symptoms) -> Finding | None:
         return None
     accuracy, replaced = run.mean("mlm_accuracy"), run.mean("replace_rate")
     measured = (
-        Measured("generator's accuracy", accuracy, MOST_ACCURATE),
-        Measured("replaced", replaced, LEAST_REPLACED, most=False),
+        Measurement("generator's accuracy", accuracy, MOST_ACCURATE),
+        Measurement("replaced", replaced, LEAST_REPLACED, most=False),
     )
     return Finding(
         name="generator too good",
@@ -238,7 +238,7 @@ def generator(run: Symptoms) -> Finding | None:
         f" pieces; at least {LEAST_LEARNED} is expected.",
         remedy="Raise optim.lr if the loss still falls slowly; start narrow models with"
         " model.relative_bias_init=local and model.initializer_range=0.1.",
-        measured=(Measured("MLM loss below entropy", entropy - loss, LEAST_LEARNED, most=False),),
+        measured=(Measurement("MLM loss below entropy", entropy - loss, LEAST_LEARNED, most=False),),
     )
 
 
@@ -256,7 +256,7 @@ def plateau(run: Symptoms) -> Finding | None:
         f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
         remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
         " models with model.relative_bias_init=local and model.initializer_range=0.1.",
-        measured=(Measured("L_D over plateau", of_plateau, MOST_OF_PLATEAU),),
+        measured=(Measurement("L_D over plateau", of_plateau, MOST_OF_PLATEAU),),
     )
 
 
@@ -271,7 +271,7 @@ def sampling_head(run: Symptoms) -> Finding | None:
         evidence=f"Among replaced tokens, the correlation of estimated and actual loss is {correlation:.3f} in"
         f" {run.when()}; at least {LEAST_CORRELATION} is expected.",
         remedy="Set objective.lambda1=5, as in the paper; if the discriminator learns nothing, fix that first.",
-        measured=(Measured("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),),
+        measured=(Measurement("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),),
     )
 
 
@@ -287,12 +287,16 @@ def ratios(run: Symptoms) -> Finding | None:
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
         " ratios with objective.mixture=0.1.",
-        measured=(Measured("99th percentile of p_G/p_S", ratio, MOST_RATIO),),
+        measured=(Measurement("99th percentile of p_G/p_S", ratio, MOST_RATIO),),
     )
 
 
 Check = Callable[[Symptoms], Finding | None]
-"""Returns `None` if the objective cannot have the problem; raises `Unjudged` if the files do not allow the check."""
+"""Returns `None` if the objective cannot have the problem.
+
+Raises:
+    SkippedCheck: the run's files do not allow the check.
+"""
 AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler, slow_precision)
 ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
 
@@ -303,7 +307,7 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
     Raises:
         ConfigError: not a run folder, or the run has too few steps to be judged.
     """
-    run, judged, unjudged = Symptoms(run_folder, log), [], []
+    run, checked, skipped = Symptoms(run_folder, log), [], []
     steps, least = run.run.optim.steps, max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps)
     left = least - run.step
     for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
@@ -311,22 +315,22 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
             if answer := check(run):
                 if not all(math.isfinite(part.value) for part in answer.measured):
                     raise ArithmeticError
-                judged.append(answer)
-        except Unjudged as reason:
-            unjudged.append(str(reason))
+                checked.append(answer)
+        except SkippedCheck as reason:
+            skipped.append(str(reason))
         except KeyError as name:
-            unjudged.append(f"checks of {name.args[0]}: the run's records hold no usable number of it")
+            skipped.append(f"checks of {name.args[0]}: the run's records hold no usable number of it")
         except ArithmeticError:
             name_of_check = check.__name__.replace("_", " ")
-            unjudged.append(f"the check of {name_of_check}: the numbers of the run's records allow no calculation")
+            skipped.append(f"the check of {name_of_check}: the numbers of the run's records allow no calculation")
     if left > 0:
         why = f"too early to judge: look again {counted(left, 'step')} later"
         if steps < least:
             why = f"too short to judge: got {counted(steps, 'step')}, expected at least {least:,}; start a longer run"
-        unjudged.append(f"checks of learning: {why}")
-        if not any(finding.sick for finding in judged):
+        skipped.append(f"checks of learning: {why}")
+        if not any(finding.is_problem for finding in checked):
             raise ConfigError(f"{run_folder}: {why}")
-    return Diagnosis(judged, [*dict.fromkeys(unjudged)])
+    return Diagnosis(checked, [*dict.fromkeys(skipped)])
 
 
 def report(diagnosis: Diagnosis) -> list[str]:
@@ -335,9 +339,9 @@ def report(diagnosis: Diagnosis) -> list[str]:
     for finding in diagnosis.findings:
         lines += ["", finding.name, f"  what is wrong  {finding.verdict}"]
         lines += [f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}"]
-    healthy = [finding for finding in diagnosis.judged if not finding.sick]
+    healthy = [finding for finding in diagnosis.checked if not finding.is_problem]
     if healthy:
         lines += ["", "checks without a problem:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy)]
-    if diagnosis.unjudged:
-        lines += ["", "not judged:", *(f"  {reason}" for reason in diagnosis.unjudged)]
+    if diagnosis.skipped:
+        lines += ["", "not judged:", *(f"  {reason}" for reason in diagnosis.skipped)]
     return lines

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.stats import Resampled, mean, resample
+from foundation.stats import ResampledStatistic, mean, resample
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Detection
 from pretrain.method.losses import discriminator_loss
@@ -75,7 +75,7 @@ class Observations(NamedTuple):
         return int(self.judgment.sequence[-1]) + 1
 
 
-class Observed(NamedTuple):
+class Recording(NamedTuple):
     """Predictions and judgments of a model, recorded in one pass over the data."""
 
     originals: OriginalTokens
@@ -94,7 +94,7 @@ class Observed(NamedTuple):
 
 
 @torch.no_grad()
-def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Observed:
+def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Recording:
     """Runs the model in evaluation mode over the batches: once per distribution of x'."""
     model.eval()
     metrics, sequences = MetricSums(device), 0
@@ -115,7 +115,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
         originals.append(_on_host(*(column_BK[valid_BK] for column_BK in columns_BK)))
         sequences += len(batch.input_ids_BL)
     judged, columns = len(Judgment._fields), {name: _joined(parts[name]) for name in parts}
-    return Observed(
+    return Recording(
         OriginalTokens(*_joined(originals)),
         {name: Observations(Judgment(*columns[name][:judged]), *columns[name][judged:]) for name in parts},
         {name: torch.cat(drawn) for name, drawn in tokens.items()},
@@ -175,7 +175,7 @@ def _rows(like: Tensor, first_sequence: int) -> Tensor:
 @torch.no_grad()
 def oracle_distance(
     model: Detection, batches: Iterable[Batch], device: torch.device, candidates: int = CANDIDATES
-) -> dict[str, Resampled]:
+) -> dict[str, ResampledStatistic]:
     """Returns the distance of each sampling distribution from the oracle's, which weights p_G by the true loss: of p_G,
     and of p_S if the objective learns one; the other masked positions hold the tokens of its own distribution.
 

@@ -22,11 +22,11 @@ SAMPLED = 2048
 """Sequences of text to read: the first ones of the run's training order, so folders appear by their weights."""
 
 
-class Unjudged(Exception):
+class SkippedCheck(Exception):
     """A check that cannot be made from the run's files; the message names it and says why."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A measured value with its limit."""
 
     name: str
@@ -127,11 +127,11 @@ class Symptoms:
             index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
             index_B = index_B[shards.is_here(index_B)]
             if not len(index_B):
-                raise Unjudged("checks of the text: none of it is in this machine's cache")
+                raise SkippedCheck("checks of the text: none of it is in this machine's cache")
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = WordPiece.load(self.folder / "tokenizer")
         except ConfigError:
-            raise Unjudged(f"checks of the text: {', '.join(description.data)} cannot be read from here") from None
+            raise SkippedCheck(f"checks of the text: {', '.join(description.data)} cannot be read from here") from None
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked
         pieces = counts_V.sum()
         shares_V = counts_V[counts_V > 0] / pieces

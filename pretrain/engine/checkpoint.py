@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
     step: int
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """A checkpoint differs from what was written; the message says how."""
 
 
@@ -218,7 +218,7 @@ def _damage(checkpoint: Path, step: int) -> str | None:
     try:
         for name, expected in _read_marker(checkpoint).items():
             _require_file(checkpoint / name, expected)
-    except Damaged as damaged:
+    except DamagedCheckpoint as damaged:
         return str(damaged)
     if (found := json.loads((checkpoint / STATE).read_bytes())["step"]) != step:
         return f"{STATE} is of step {found}"
@@ -238,7 +238,7 @@ def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
     try:
         said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
     except (OSError, ValueError):
-        raise Damaged(f"{MARKER} is missing or not as it was written") from None
+        raise DamagedCheckpoint(f"{MARKER} is missing or not as it was written") from None
     if said["format_version"] != FORMAT_VERSION:
         raise ConfigError(
             f"{checkpoint}: got a checkpoint of format version {said['format_version']}, expected {FORMAT_VERSION}; use"
@@ -248,17 +248,17 @@ def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def _require_file(path: Path, expected: dict[str, Any]) -> None:
-    """Raises `Damaged` if a checkpoint's file does not match its fingerprint in the marker."""
+    """Raises `DamagedCheckpoint` if a checkpoint's file does not match its fingerprint in the marker."""
     try:
         size = path.stat().st_size
         if size != expected["bytes"]:
-            raise Damaged(f"{path.name} has {size} bytes, expected {expected['bytes']}")
+            raise DamagedCheckpoint(f"{path.name} has {size} bytes, expected {expected['bytes']}")
         if file_sha256(path) != expected["sha256"]:
-            raise Damaged(f"the content of {path.name} has changed")
+            raise DamagedCheckpoint(f"the content of {path.name} has changed")
     except FileNotFoundError:
-        raise Damaged(f"{path.name} is missing") from None
+        raise DamagedCheckpoint(f"{path.name} is missing") from None
     except OSError as error:
-        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
+        raise DamagedCheckpoint(f"{path.name} cannot be read ({error.strerror})") from None
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:

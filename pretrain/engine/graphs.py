@@ -40,7 +40,7 @@ class Replay(NamedTuple):
     gradients: tuple[Tensor | None, ...]
 
 
-class Replayed(torch.autograd.Function):
+class ReplayLoss(torch.autograd.Function):
     """The loss of a replay as a function of the parameters."""
 
     @staticmethod
@@ -88,6 +88,6 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
             return eager(batch, entropies=entropies)
         for captured, part in zip(inputs, batch, strict=True):
             captured.copy_(part)
-        return output._replace(loss=Replayed.apply(replay, *parameters))
+        return output._replace(loss=ReplayLoss.apply(replay, *parameters))
 
     model.forward = forward_or_replay

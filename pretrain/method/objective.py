@@ -134,7 +134,7 @@ class Objective(nn.Module, ABC):
         """Returns the modules in this folder of an export, under Hugging Face's names."""
         _, encoder, *heads = self.exports[folder]
         modules = {head: getattr(self, head) for head in heads}
-        return nn.ModuleDict({"electra": getattr(self, encoder).whole(), **modules})
+        return nn.ModuleDict({"electra": getattr(self, encoder).standalone(), **modules})
 
     @staticmethod
     @abstractmethod

@@ -59,7 +59,7 @@ class Origin(StrictConfig):
             )
 
 
-class Loaded(NamedTuple):
+class LoadedSampler(NamedTuple):
     """A sampler that this process has loaded."""
 
     kind: "type[Objective]"
@@ -68,7 +68,7 @@ class Loaded(NamedTuple):
     """Content of its file."""
 
 
-LOADED: dict[str, Loaded] = {}
+LOADED: dict[str, LoadedSampler] = {}
 """Samplers that the command line names, by name."""
 
 
@@ -117,7 +117,9 @@ def load_objective(given: str) -> str:
             f"got {shown(given)}, expected a class derived from pretrain.method.electra.Sampler or another objective,"
             f' whose Config has `name: Literal["..."] = "..."` with a name other than {", ".join(BUILT_IN)}'
         )
-    LOADED[name] = Loaded(kind, Origin(name=name, objective=given, sha256=hashlib.sha256(source).hexdigest()), source)
+    LOADED[name] = LoadedSampler(
+        kind, Origin(name=name, objective=given, sha256=hashlib.sha256(source).hexdigest()), source
+    )
     return name
 
 

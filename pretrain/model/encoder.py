@@ -192,7 +192,7 @@ class Encoder(nn.Module):
     config: EncoderSizes
     embeddings: Any
 
-    def whole(self) -> Self:
+    def standalone(self) -> Self:
         """Returns the encoder for export: itself or, with disentangled embeddings, a view with plain E_D instead.
 
         The view shares all other weights.

@@ -255,7 +255,7 @@ def histograms(vector: Tensor) -> dict[str, Histogram]:
     return found
 
 
-class Reported:
+class MetricTotals:
     """Metrics and distributions gathered from forwards, over all ranks."""
 
     def __init__(self, engine: Engine) -> None:

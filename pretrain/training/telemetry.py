@@ -22,10 +22,10 @@ from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
 from pretrain.method.objective import ElectraOutput, Output
-from pretrain.training.doubts import too_long
 from pretrain.training.estimates import Machine
-from pretrain.training.metrics import Reported, histograms
+from pretrain.training.metrics import MetricTotals, histograms
 from pretrain.training.plan import Plan
+from pretrain.training.plan_warnings import too_long
 from pretrain.training.run_folder import CHECKPOINTS, STARTS, writing
 from pretrain.training.run_log import RunLog
 from pretrain.training.state import TrainingState, due
@@ -53,7 +53,7 @@ class Telemetry:
             self._log = RunLog(plan.folder, step, steps, log_to) if engine.world.is_first else None
         resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
         self.say(resumed if step else "starts at step 0")
-        self._reported, self.own_time = Reported(engine), OwnTime(engine)
+        self._reported, self.own_time = MetricTotals(engine), OwnTime(engine)
         self._first: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).tokens if self._log else []
@@ -76,8 +76,8 @@ class Telemetry:
         left = self._run.optim.steps - step
         expected = about(plan.seconds(machine.flops, left))
         self.say(f"forecast    {expected} for {counted(left, 'step')} on {machine.name} if nothing else runs")
-        for doubt in too_long(plan, machine, left):
-            self.say(f"WARNING: {doubt}")
+        for warning in too_long(plan, machine, left):
+            self.say(f"WARNING: {warning}")
         self._began = self._since = time.monotonic()
         self._spoken = False
 

@@ -28,11 +28,11 @@ from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.objective import Objective
-from pretrain.training.doubts import doubts, unasked_months
 from pretrain.training.estimates import Machine
-from pretrain.training.metrics import Reported
+from pretrain.training.metrics import MetricTotals
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
+from pretrain.training.plan_warnings import plan_warnings, unasked_months
 from pretrain.training.run_folder import CHECKPOINTS, LOCK, lock_run, require_free, write_run, writing
 from pretrain.training.run_log import LEGEND, RECORDS
 from pretrain.training.state import TrainingState, due, require_finite
@@ -116,8 +116,8 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
         resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
         model, state = initial_state(plan.description, plan.sources, resumes)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        for doubt in doubts(plan, parameters, machine):
-            print(f"WARNING: {doubt}", flush=True)
+        for warning in plan_warnings(plan, parameters, machine):
+            print(f"WARNING: {warning}", flush=True)
     else:
         model, state = empty_model(plan.description), None
     if plan.options.compile:
@@ -209,7 +209,7 @@ def losses(
 def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     """Returns the metrics on held-out text, over all ranks. Collective."""
     engine, sequences = training.engine, training.plan.run.evaluate_sequences
-    reported = Reported(engine)
+    reported = MetricTotals(engine)
     engine.module.eval()
     for batch in held_out_batches(held_out, sequences, training.batches, HELD_OUT_SEED):
         training.watchdog.progress("a batch of the evaluation")

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from foundation.stats import (
-    Resampled,
+    ResampledStatistic,
     auc,
     binary_entropy,
     correlation,
@@ -21,11 +21,11 @@ from foundation.stats import (
 )
 
 
-def mean_of(values: np.ndarray, sequence: np.ndarray) -> Resampled:
+def mean_of(values: np.ndarray, sequence: np.ndarray) -> ResampledStatistic:
     return resample(sums(sequence, int(sequence.max()) + 1, values, np.ones(len(values))), mean)
 
 
-def interval(found: Resampled) -> list[float]:
+def interval(found: ResampledStatistic) -> list[float]:
     result = found.interval()
     assert result is not None
     return result

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from pretrain.doctor import EXIT_SICK, DoctorOptions, main
+from pretrain.doctor import EXIT_FINDINGS, DoctorOptions, main
 from pretrain.training.run_log import RunLog, read_records
 
 Launch = Callable[..., subprocess.Popen[str]]
@@ -44,7 +44,7 @@ def test_a_real_run_with_much_padding_gets_that_finding_first_with_evidence_and_
     padded_run: Path, launch: Launch
 ) -> None:
     code, lines = examined(launch, padded_run)
-    assert code == EXIT_SICK and lines[0] == "padding waste"
+    assert code == EXIT_FINDINGS and lines[0] == "padding waste"
     (evidence,) = [line for line in lines if line.startswith("  evidence  Padding is 0.")]
     assert "in steps 1 to 6; the limit is 0.25" in evidence
     assert any("--packing full" in line for line in lines)

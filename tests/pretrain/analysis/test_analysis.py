@@ -14,7 +14,7 @@ from pretrain.analysis.analysis import (
     headline,
     weighted_loss,
 )
-from pretrain.analysis.observation import Judgment, Observations, Observed, OriginalTokens
+from pretrain.analysis.observation import Judgment, Observations, OriginalTokens, Recording
 
 
 def judgment(**changes: np.ndarray) -> Judgment:
@@ -42,8 +42,8 @@ def observations(**changes: object) -> Observations:
     return Observations(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def observed(**under: Observations) -> Observed:
-    return Observed(ORIGINALS, under, {}, {"mlm_accuracy": 0.2})
+def observed(**under: Observations) -> Recording:
+    return Recording(ORIGINALS, under, {}, {"mlm_accuracy": 0.2})
 
 
 ORIGINALS = OriginalTokens(

@@ -1,4 +1,4 @@
-"""Claims about the health checks, on records written by the real log; bench/doctor.py checks real sick runs."""
+"""Claims about the health checks, on records written by the real log."""
 
 import json
 import os
@@ -126,19 +126,19 @@ def started(folder: Path, *starts: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("objective", CHECKS)
 def test_nothing_is_found_in_a_healthy_run_and_every_check_is_made(objective: str, write: Write) -> None:
     diagnosis = diagnose(write(objective))
-    assert diagnosis.findings == [] and diagnosis.unjudged == []
-    assert {answer.name for answer in diagnosis.judged} == CHECKS[objective]
+    assert diagnosis.findings == [] and diagnosis.skipped == []
+    assert {answer.name for answer in diagnosis.checked} == CHECKS[objective]
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_each_sickness_is_the_only_finding_and_has_its_threshold_and_steps(name: str, write: Write) -> None:
+def test_each_problem_is_the_only_finding_and_has_its_threshold_and_steps(name: str, write: Write) -> None:
     objective, values = SICK[name]
     folder = write(objective, values)
     (finding,) = examine(folder)
     assert finding.name == name
     assert "600" in finding.evidence and ("the limit is" in finding.evidence or "expected" in finding.evidence)
     assert all("\n" not in text and text.endswith(".") for text in (finding.verdict, finding.evidence, finding.remedy))
-    (beyond,) = [answer for answer in diagnose(folder).judged if answer.sick]
+    (beyond,) = [answer for answer in diagnose(folder).checked if answer.is_problem]
     assert beyond == finding and any(part.beyond for part in beyond.measured)
 
 
@@ -173,16 +173,16 @@ def test_a_precision_that_the_machine_only_emulates_is_found_before_any_learning
 def test_only_the_newest_start_decides_about_the_precision_and_one_in_fp32_cannot_be_slow(write: Write) -> None:
     folder = started(write(), EMULATED, EMULATED | {"step": 50, "precision": "float32", "matrix_peak_tflops": 0.01})
     diagnosis = diagnose(folder)
-    assert diagnosis.findings == [] and diagnosis.unjudged == []
-    assert "slow precision" not in {answer.name for answer in diagnosis.judged}
+    assert diagnosis.findings == [] and diagnosis.skipped == []
+    assert "slow precision" not in {answer.name for answer in diagnosis.checked}
 
 
 @pytest.mark.parametrize(
     "starts", [(), ({"step": 0, "precision": "bfloat16", "matrix_peak_tflops": 0.004},)], ids=["none", "older"]
 )
-def test_a_start_without_both_speeds_leaves_the_precision_unjudged(starts: Any, write: Write) -> None:
+def test_a_start_without_both_speeds_leaves_the_precision_unchecked(starts: Any, write: Write) -> None:
     diagnosis = diagnose(started(write(), *starts))
-    assert diagnosis.findings == [] and [reason.split(":")[0] for reason in diagnosis.unjudged] == ["slow precision"]
+    assert diagnosis.findings == [] and [reason.split(":")[0] for reason in diagnosis.skipped] == ["slow precision"]
 
 
 def test_a_constant_estimate_counts_as_uncorrelated(write: Write) -> None:
@@ -216,7 +216,7 @@ def test_an_evaluation_is_compared_with_training_at_the_same_step(write: Write) 
 def test_few_held_out_novels_by_other_authors_are_no_repeated_text(objective: str, write: Write) -> None:
     diagnosis = diagnose(write(objective, {"mlm_loss": 4.05 - 0.57, "epoch": 3.19}))
     assert diagnosis.findings == []
-    (repetition,) = [answer for answer in diagnosis.judged if answer.name == "data repeated or unshuffled"]
+    (repetition,) = [answer for answer in diagnosis.checked if answer.name == "data repeated or unshuffled"]
     assert "+0.57 nats" in repetition.evidence and "held-out documents differ" in repetition.evidence
 
 
@@ -235,7 +235,7 @@ def test_text_read_too_often_counts_as_repeated_even_without_memorization(write:
     assert finding.name == "data repeated or unshuffled" and "read 120 times (the limit is 100)" in finding.evidence
 
 
-def test_steps_skipped_while_fp16_finds_its_scale_are_not_a_sickness(write: Write) -> None:
+def test_steps_skipped_while_fp16_finds_its_scale_are_no_problem(write: Write) -> None:
     assert examine(write(values={"skipped": 16})) == []
 
 
@@ -250,7 +250,7 @@ def test_an_early_run_gets_no_verdict_but_obvious_problems_are_reported(write: W
         examine(write("electra", SICK["discriminator on the plateau"][1], steps=early))
     diagnosis = diagnose(write("electra", SICK["discriminator on the plateau"][1] | {"length": 15.0}, steps=early))
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
-    assert diagnosis.unjudged == [f"checks of learning: too early to judge: look again {2 * EVERY} steps later"]
+    assert diagnosis.skipped == [f"checks of learning: too early to judge: look again {2 * EVERY} steps later"]
 
 
 def test_a_run_that_ends_before_it_can_be_judged_is_not_to_be_looked_at_again(write: Write) -> None:
@@ -270,7 +270,7 @@ def test_checks_that_could_not_be_made_are_listed(write: Write, shards_folder: P
     (folder / "metrics.jsonl").write_text("\n".join(line.replace('"slowest_rank"', '"old"') for line in lines) + "\n")
     diagnosis = diagnose(folder)
     assert diagnosis.findings == []
-    text, held_out, rank = diagnosis.unjudged
+    text, held_out, rank = diagnosis.skipped
     assert f"{folder / 'gone'}" in text and "held-out" in held_out and "single process" in rank
 
 
@@ -280,7 +280,7 @@ def test_an_older_run_is_judged_by_the_records_it_has(write: Write) -> None:
     path.write_text(path.read_text().replace('"epoch"', '"other"').replace('"auc_all"', '"other"'))
     diagnosis = diagnose(folder)
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
-    assert [reason.split(":")[0] for reason in diagnosis.unjudged] == ["checks of epoch", "checks of auc_all"]
+    assert [reason.split(":")[0] for reason in diagnosis.skipped] == ["checks of epoch", "checks of auc_all"]
 
 
 @pytest.mark.parametrize(
@@ -298,15 +298,15 @@ def test_whatever_the_values_of_a_log_are_every_check_is_made_or_listed_and_none
         texts = [json.dumps(line | ({name: "here"} if name in line else {})).replace('"here"', value) for line in lines]
         path.write_text("\n".join(texts) + "\n")
         diagnosis = diagnose(folder)
-        assert len(diagnosis.judged) + len(diagnosis.unjudged) >= len(CHECKS[objective]) - 2, (name, diagnosis.unjudged)
+        assert len(diagnosis.checked) + len(diagnosis.skipped) >= len(CHECKS[objective]) - 2, (name, diagnosis.skipped)
         main(DoctorOptions(run=folder))
         said = capsys.readouterr().out.lower()
         assert "nan" not in said.replace("dominan", "") and "inf" not in said
 
 
 @pytest.mark.parametrize("start", [{}, {"step": "x"}, {"step": None}, {"matrix_peak_tflops": "1"}])
-def test_a_damaged_start_leaves_the_precision_unjudged(start: dict[str, Any], write: Write) -> None:
-    (reason,) = diagnose(started(write(), EMULATED | start if start else {})).unjudged
+def test_a_damaged_start_leaves_the_precision_unchecked(start: dict[str, Any], write: Write) -> None:
+    (reason,) = diagnose(started(write(), EMULATED | start if start else {})).skipped
     assert "precision" in reason
 
 

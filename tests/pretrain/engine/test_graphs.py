@@ -10,7 +10,7 @@ import torch
 
 from bench.batches import random_batch
 from pretrain.data.batches import Batch
-from pretrain.engine.graphs import WARM_UPS, Replay, Replayed, replay_micro_batches
+from pretrain.engine.graphs import WARM_UPS, Replay, ReplayLoss, replay_micro_batches
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 
@@ -28,7 +28,7 @@ def test_gradients_add_up_although_each_replay_overwrites_the_last_ones() -> Non
     losses = []
     for values in ([1.0, 10.0], [5.0, 7.0], [2.0, 0.0]):
         x.copy_(torch.tensor(values))
-        losses.append(Replayed.apply(replay, weight))
+        losses.append(ReplayLoss.apply(replay, weight))
         (losses[-1] / 4).backward()
     assert [loss.item() for loss in losses] == [32.0, 31.0, 4.0]
     assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.25]

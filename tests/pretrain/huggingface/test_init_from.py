@@ -18,11 +18,11 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
-from pretrain.training.doubts import doubts
 from pretrain.training.estimates import GPUS
 from pretrain.training.models import build_model, initial_model, load_trained
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
+from pretrain.training.plan_warnings import plan_warnings
 from tests.conftest import REPOSITORY
 from tests.pretrain.training.test_train import Launch, finished, run_arguments
 
@@ -204,11 +204,11 @@ def test_a_pair_whose_tokenizer_treats_case_otherwise_is_a_warning_before_the_st
     shutil.copy(shards_folder / "tokenizer" / "vocab.txt", stock_pair[1])
     for lower_case, warned in (("true", 0), ("false", 1)):
         (Path(stock_pair[1]) / "tokenizer_config.json").write_text(f'{{"do_lower_case": {lower_case}}}')
-        found = doubts(make_plan(options(shards_folder, stock_pair)), 10**6, GPUS["v100", "fp16"])
+        found = plan_warnings(make_plan(options(shards_folder, stock_pair)), 10**6, GPUS["v100", "fp16"])
         said = (
             f"init_from: {stock_pair[1]} was trained on text of another case or with other accents than {shards_folder}"
         )
-        assert sum(doubt.startswith(said) for doubt in found) == warned
+        assert sum(warning.startswith(said) for warning in found) == warned
 
 
 def cached(folder: str, cache: Path, name: str) -> None:

@@ -30,7 +30,7 @@ from pretrain.model.distribution import Dense
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import describe
-from pretrain.training.telemetry import Reported
+from pretrain.training.telemetry import MetricTotals
 from tests.deepspeed_values import values_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -99,7 +99,7 @@ def train(
     batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
     drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
     for place, step in enumerate(steps):
-        loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), Reported(engine)
+        loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), MetricTotals(engine)
         rate = learning_rate(step, base=run.optim.lr, warmup_steps=WARMUP, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
             batch = padded(batch.to(engine.device), setting.padding)

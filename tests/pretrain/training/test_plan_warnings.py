@@ -12,11 +12,11 @@ from data_prep.build_shards import main as build_shards
 from foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState, save
 from pretrain.run import main
-from pretrain.training.doubts import disk_needed, doubts, too_long, unasked_months
 from pretrain.training.estimates import GPUS, Machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan
+from pretrain.training.plan_warnings import disk_needed, plan_warnings, too_long, unasked_months
 from pretrain.training.run_folder import CHECKPOINTS
 
 PARAMETERS = 10**7
@@ -68,21 +68,21 @@ def planned(shards: Path, folder: Path, **options: object) -> Plan:
 
 
 def test_a_sensible_plan_has_no_warnings(shards_folder: Path, tmp_path: Path) -> None:
-    assert doubts(planned(shards_folder, tmp_path, **SENSIBLE), PARAMETERS, GPU) == []
+    assert plan_warnings(planned(shards_folder, tmp_path, **SENSIBLE), PARAMETERS, GPU) == []
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_a_warning_names_field_value_and_remedy(name: str, shards_folder: Path, tmp_path: Path) -> None:
     options, expected = DOUBTFUL[name]
-    found = doubts(planned(shards_folder, tmp_path, **options), PARAMETERS, GPU)
-    (one,) = (doubt for doubt in found if re.search(expected, doubt))
+    found = plan_warnings(planned(shards_folder, tmp_path, **options), PARAMETERS, GPU)
+    (one,) = (warning for warning in found if re.search(expected, warning))
     assert "\n" not in one
 
 
 def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(shards_folder, shards, ignore=shutil.ignore_patterns("held_out"))
-    (found,) = doubts(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, GPU)
+    (found,) = plan_warnings(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, GPU)
     assert found.startswith(f"run.evaluate_every: got 500, but {shards} has no held-out part")
     assert "into another --output with --held_out 0.1, or" in found, "not the share that held nothing out"
 
@@ -93,7 +93,7 @@ def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_pa
     tools = {"vocab": str(shards_folder / "tokenizer"), "sentences": "line", "workers": 1}  # nothing is held out
     assert build_shards(BuildOptions.from_values(given | tools)) == 0
     plan = planned(tmp_path / "short", tmp_path, preset="tiny", set=("batch_size=4",))
-    found, _ = doubts(plan, PARAMETERS, GPU)
+    found, _ = plan_warnings(plan, PARAMETERS, GPU)
     share = 1 - plan.shards.mean_length / 128
     assert share > 0.5 and found.startswith(
         f"data: {share:.0%} of the computation would be on padding, expected at most 25%"
@@ -105,7 +105,7 @@ def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folde
     other = tmp_path / "other"
     shutil.copytree(shards_folder, other)
     plan = planned(shards_folder, tmp_path, **SENSIBLE, data=(shards_folder, other), data_weights=(99, 1))
-    assert doubts(plan, PARAMETERS, GPU) == []
+    assert plan_warnings(plan, PARAMETERS, GPU) == []
     plan = planned(
         shards_folder,
         tmp_path,
@@ -114,7 +114,7 @@ def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folde
         data_weights=(1, 99),
         set=("optim.steps=4000",),
     )
-    (found,) = doubts(plan, PARAMETERS, GPU)
+    (found,) = plan_warnings(plan, PARAMETERS, GPU)
     assert found.startswith(f"data: {other} has")
 
 
@@ -125,12 +125,12 @@ def test_existing_checkpoints_of_the_run_do_not_count_as_missing_disk_space(
     plan = planned(shards_folder, tmp_path, **SENSIBLE)
     usage = shutil.disk_usage(tmp_path)._replace(free=10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    assert [doubt.split(":")[0] for doubt in doubts(plan, PARAMETERS, GPU)] == ["output"]
+    assert [warning.split(":")[0] for warning in plan_warnings(plan, PARAMETERS, GPU)] == ["output"]
     checkpoint = plan.folder / "checkpoints" / "step-00000500"
     checkpoint.mkdir(parents=True)
     with (checkpoint / "weights.safetensors").open("wb") as file:
         file.truncate(48 * PARAMETERS)
-    assert doubts(plan, PARAMETERS, GPU) == []
+    assert plan_warnings(plan, PARAMETERS, GPU) == []
 
 
 def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_exists_than_is_kept(
@@ -169,9 +169,9 @@ def test_months_without_a_gpu_are_refused_unless_a_file_was_named(
 
 def test_a_resume_on_other_hardware_says_that_bits_will_differ(shards_folder: Path, tmp_path: Path) -> None:
     plan = planned(shards_folder, tmp_path, **SENSIBLE)
-    assert doubts(plan._replace(started=plan.description), PARAMETERS, GPU) == []
+    assert plan_warnings(plan._replace(started=plan.description), PARAMETERS, GPU) == []
     elsewhere = plan.description.model_copy(update={"hardware": "CPU with sse41"})
-    (found,) = doubts(plan._replace(started=elsewhere), PARAMETERS, GPU)
+    (found,) = plan_warnings(plan._replace(started=elsewhere), PARAMETERS, GPU)
     assert found.startswith("resume: ") and "CPU with sse41" in found and "only within rounding" in found
 
 

@@ -1,6 +1,6 @@
 """Warnings about a plan that would run but probably waste its time, and the report of `--dry_run`.
 
-Each doubt is one line that names the field, its value, why it is doubtful and what to do.
+Each warning is one line that names the field, its value, why it is doubtful and what to do.
 """
 
 import os
@@ -43,7 +43,7 @@ NOT_TYPED = ("--dry_run", "--local_rank")
 """Options that the command to start a run lacks: DeepSpeed's launcher adds the second."""
 
 
-def doubts(plan: Plan, parameters: int, machine: Machine) -> list[str]:
+def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
     """Returns the warnings about a run on this machine before it starts."""
     return [
         *_data(plan),
@@ -210,7 +210,7 @@ def dry_run(plan: Plan) -> None:
     run, machine = plan.run, plan.machine()
     parameters = sum(parameter.numel() for parameter in empty_model(plan.description).parameters())
     problems = [*disk_shortage(plan, parameters), *unasked_months(plan, machine)]
-    warnings = [doubt for doubt in doubts(plan, parameters, machine) if doubt not in problems]
+    warnings = [warning for warning in plan_warnings(plan, parameters, machine) if warning not in problems]
     lines = [str(plan), f"model       {run.model}", f"objective   {run.objective}", f"optimizer   {run.optim}"]
     if checkpoint := newest_valid(plan.folder / CHECKPOINTS):
         lines.append(f"start       resumes from step {checkpoint.step:,} of {run.optim.steps:,}")
