@@ -85,7 +85,7 @@ def settings_page() -> Iterator[str]:
     for section, title in titles.items():
         yield from ("", f"## {title}", "")
         yield from table({name: of_section(tables, section) for name, tables in paper.items()})
-    yield from ("", "Of a [modern encoder](../guide/modern.md); its presets train as `tiny`, `small` and `base` do:", "")
+    yield from ("", "Of a [modern encoder](../guide/modern.md), which trains as `tiny`, `small` or `base` does:", "")
     yield from table({name: of_section(tables, "model") for name, tables in modern.items()})
     yield from ("", "## The objectives", "", "With the paper's weights for each; the preset does not matter.", "")
     run = PRESETS["base"]
