@@ -16,7 +16,16 @@ from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.conversion import CONVERTED, electra_settings, electra_weights
-from pretrain.huggingface.folders import fill, find_folder, read_config, read_encoder_config, read_weights
+from pretrain.huggingface.folders import (
+    fill,
+    find_folder,
+    read_any_config,
+    read_config,
+    read_encoder_config,
+    read_weights,
+)
+from pretrain.huggingface.modernbert import MODEL_TYPE as MODERN_TYPE
+from pretrain.huggingface.modernbert import unfolded
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
 from pretrain.model.encoder import EncoderSizes
@@ -70,7 +79,7 @@ def find_models(names: Sequence[str]) -> Donors:
         raise ConfigError(
             f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR, one model, or a run folder"
         )
-    donors = [read_model(find_folder(name)) for name in names]
+    donors = [read_model(find_folder(name), len(names) == 2 and name == names[0]) for name in names]
     if len(names) == 2 and [donor.role for donor in donors] != ["generator", "discriminator"]:
         raise ConfigError(
             f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
@@ -78,13 +87,13 @@ def find_models(names: Sequence[str]) -> Donors:
         )
     inside = donors[0].folder / "generator"
     if donors[0].role == "discriminator" and inside.is_dir():
-        donors.insert(0, read_model(find_folder(inside)))
+        donors.insert(0, read_model(find_folder(inside), True))
     return tuple(donors)
 
 
-def read_model(folder: Path) -> Donor:
-    """The model in a folder: a generator if it is an `ElectraForMaskedLM`, else a discriminator, of which an
-    `ElectraModel`, a BERT and an MPNet have only the encoder.
+def read_model(folder: Path, first_of_two: bool = False) -> Donor:
+    """The model in a folder: a generator if it is an `ElectraForMaskedLM`, or a `ModernBertForMaskedLM` named before a
+    discriminator; else a discriminator, of which an `ElectraModel`, a BERT and an MPNet have only the encoder.
 
     Raises:
         ConfigError: it is none of these, its output matrix is not its word embeddings, or it computes what is not
@@ -92,7 +101,13 @@ def read_model(folder: Path) -> Donor:
     """
     values = read_config(folder)
     model_type = values.get("model_type")
-    predicts = model_type not in CONVERTED and "ForMaskedLM" in str(values.get("architectures"))
+    modern, predicts = model_type == MODERN_TYPE, "ForMaskedLM" in str(values.get("architectures"))
+    predicts = predicts and (first_of_two if modern else model_type not in CONVERTED)
+    if predicts and modern and not values.get("tie_word_embeddings", True):
+        raise ConfigError(
+            f"init_from: {folder} is a generator with its projections multiplied into its tables, which cannot be"
+            " taken apart; name the run folder that it was exported from"
+        )
     if predicts and not values.get("tie_word_embeddings", True):
         raise ConfigError(
             f"init_from: {folder} has tie_word_embeddings False, expected True: the output matrix is the word"
@@ -103,6 +118,10 @@ def read_model(folder: Path) -> Donor:
         found = read_weights(folder)
         if model_type in CONVERTED:
             return electra_weights(found, model_type)
+        if modern:
+            headed = predicts or "ForTokenClassification" in str(values.get("architectures"))
+            unfold = unfolded(found, role).items()
+            found = {name: weight for name, weight in unfold if headed or name.startswith("electra.")}
         output_matrix = found.pop(OUTPUT_MATRIX, None) if predicts else None
         if output_matrix is not None and WORDS in found and not torch.equal(output_matrix, found[WORDS]):
             raise ConfigError(
@@ -112,8 +131,9 @@ def read_model(folder: Path) -> Donor:
         bare = not any(name.startswith("electra.") for name in found)  # an `ElectraModel`
         return {f"electra.{name}" if bare else name: weight for name, weight in found.items()}
 
-    config = read_encoder_config(folder, electra_settings(values))
-    return Donor("generator" if predicts else "discriminator", folder, config, folder, weights)
+    config = read_any_config(folder) if modern else read_encoder_config(folder, electra_settings(values))
+    role: Literal["generator", "discriminator"] = "generator" if predicts else "discriminator"
+    return Donor(role, folder, config, folder, weights)
 
 
 def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
@@ -145,7 +165,7 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
     width = head_size * heads
     share = run.model.generator_hidden_size / run.model.hidden_size
     sizes = {
-        **{name: getattr(known, name) for name in KEPT if hasattr(known, name)},
+        **{name: getattr(known, name) for name in KEPT if name in type(run.model).model_fields},
         "layers": known.num_hidden_layers,
         "hidden_size": width,
         "heads": heads,

@@ -104,9 +104,13 @@ def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {renamed(name, {**NAMES, **HEADS}): weight for name, weight in own.items()}
 
 
-def unfolded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns ModernBERT's weights with the encoder's under ELECTRA's names, prefix `electra.`; heads keep theirs."""
-    names = {theirs: f"electra.{ours}" for ours, theirs in NAMES.items()}
+def unfolded(weights: Mapping[str, Tensor], role: str = "discriminator") -> dict[str, Tensor]:
+    """Returns the weights of a ModernBERT under ELECTRA's names: the encoder's, and the head's of a model in this role.
+
+    Weights of heads for other tasks keep their names.
+    """
+    heads = {theirs: ours for ours, theirs in HEADS.items() if ours.startswith(role)}
+    names = {theirs: f"electra.{ours}" for ours, theirs in NAMES.items()} | heads
     bare = not any(name.startswith("model.") for name in weights)  # a `ModernBertModel`
     prefixed = {f"model.{name}" if bare else name: weight for name, weight in weights.items()}
     return {renamed(name, names): weight for name, weight in prefixed.items()}

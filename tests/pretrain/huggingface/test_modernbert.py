@@ -4,14 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForTokenClassification,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForTokenClassification,
+)
 
+from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.folders import load_encoder, read_weights
 from pretrain.method.electra import Electra
 from pretrain.model.config import ModernModelConfig
 from tests.pretrain.conftest import new_model
+from tests.pretrain.huggingface.test_init_from import start
 
 MODERN = ModernModelConfig(
     layers=3,
@@ -76,3 +84,46 @@ def test_of_separate_embeddings_the_discriminators_are_exported(sharing: str, to
     export(model, 0, tokenizer, "# card\n", tmp_path / "out")
     table = load_encoder(tmp_path / "out").embeddings.word_embeddings.weight
     assert torch.equal(table, shared + own if sharing == "gdes" else own)
+
+
+@pytest.fixture
+def stock(tmp_path: Path) -> tuple[str, str]:
+    """A masked language model and a token classifier, saved by Hugging Face."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = ModernBertConfig(**shape, intermediate_size=96, num_labels=1, pad_token_id=0)
+    generator, discriminator = ModernBertForMaskedLM(config), ModernBertForTokenClassification(config)
+    discriminator.model.embeddings.load_state_dict(generator.model.embeddings.state_dict())
+    generator.save_pretrained(tmp_path / "generator")
+    discriminator.save_pretrained(tmp_path / "discriminator")
+    return str(tmp_path / "generator"), str(tmp_path / "discriminator")
+
+
+def test_a_stock_pair_starts_a_run_bit_for_bit(stock: tuple[str, str], shards_folder: Path, tmp_path: Path) -> None:
+    export(start(shards_folder, stock, preset="modern_tiny"), 0, shards_folder / "tokenizer", "", tmp_path / "out")
+    for folder, out in zip(stock, (tmp_path / "out" / "generator", tmp_path / "out"), strict=True):
+        before, after = read_weights(Path(folder)), read_weights(out)
+        before.pop("decoder.weight", None)  # the word embeddings a second time
+        assert before.keys() == after.keys()
+        assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+def test_a_masked_language_model_alone_starts_the_discriminator(
+    stock: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Replaced-token detection continued from a ModernBERT, with a narrow generator of its own."""
+    model = start(shards_folder, stock[:1], preset="modern_tiny")
+    theirs = load_encoder(stock[0]).state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in model.discriminator.state_dict().items())
+    assert model.generator.config.hidden_size < model.discriminator.config.hidden_size
+    assert "these parts start fresh" in capsys.readouterr().out
+
+
+def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Path, shards_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"multiplied into its tables, .*; name the run folder that it was exported"):
+        start(shards_folder, (str(exported),), preset="modern_tiny")
+
+
+def test_a_modernbert_needs_a_modern_preset(stock: tuple[str, str], shards_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"another kind of encoder than model\.backbone electra; choose a preset"):
+        start(shards_folder, stock)
