@@ -127,3 +127,12 @@ def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Pat
 def test_a_modernbert_needs_a_modern_preset(stock: tuple[str, str], shards_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"another kind of encoder than model\.backbone electra; choose a preset"):
         start(shards_folder, stock)
+
+
+def test_sentence_transformers_encodes_with_an_export(modern: Electra, exported: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    (vector,) = sentence_transformers.SentenceTransformer(str(exported), device="cpu").encode(["yes no yes"])
+    ids_BL = torch.tensor([[2, 5, 6, 5, 3]])
+    with torch.no_grad():
+        mean = modern.discriminator(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))[0].mean(0)
+    assert (torch.from_numpy(vector) - mean).abs().max().item() < 1e-5
