@@ -34,6 +34,8 @@ class ExportOptions(StrictConfig):
     """sampler of the run, if not built in: FILE.py:CLASS or package.module:CLASS"""
     step: int | None = None
     """step of the checkpoint to export (the newest)"""
+    average: Annotated[int, Field(gt=0)] = 1
+    """number of checkpoints whose weights are averaged: that one and the ones before it (1)"""
     format: Literal["electra", "mpnet"] = "electra"
     """mpnet: a stock MPNetModel that needs no custom code, if the model allows it"""
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
@@ -55,14 +57,15 @@ def main(options: ExportOptions) -> None:
     as_mpnet = options.format == "mpnet"
     if as_mpnet:
         require_mpnet(options.run, description.run.model, description.one_segment)
-    model, step = load_trained(options.run, options.step)
-    card = model_card(options.run, description, step, options.language, options.license, as_mpnet)
+    model, step = load_trained(options.run, options.step, options.average)
+    card = model_card(options.run, description, step, options.language, options.license, as_mpnet, options.average)
     tokenizer = options.run / "tokenizer"
     if as_mpnet:
         export_mpnet(model, tokenizer, card, options.out)
     else:
         export(model, description.pad_token_id, tokenizer, card, options.out)
-    print(f"exported step {step} of {options.run} to {options.out}")
+    averaged = f", averaged over {options.average} checkpoints" if options.average > 1 else ""
+    print(f"exported step {step} of {options.run} to {options.out}{averaged}")
     if options.step is None and step < description.run.optim.steps:
         print(f"the run is unfinished: this is step {step:,} of {description.run.optim.steps:,}")
 

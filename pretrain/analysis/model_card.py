@@ -65,11 +65,18 @@ print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices[0]))
 
 
 def model_card(
-    run: Path, description: RunDescription, step: int, language: str, license: str, as_mpnet: bool = False
+    run: Path,
+    description: RunDescription,
+    step: int,
+    language: str,
+    license: str,
+    as_mpnet: bool = False,
+    average: int = 1,
 ) -> str:
     """Returns the model card in Markdown with Hugging Face's header.
 
-    Scores come from `evaluate.py` for this step or, without it, from the run's own evaluation.
+    Scores come from `evaluate.py` for this step or, without it, from the run's own evaluation; there are none of an
+    average over several checkpoints.
     """
     config = description.run
     carries_code = isinstance(config.model, ElectraModelConfig) and config.model.relative_position and not as_mpnet
@@ -81,6 +88,8 @@ def model_card(
     auto = f"AutoModelFor{auto.partition('For')[2]}"
     if as_mpnet:
         auto = auto.removesuffix("ForPreTraining")  # MPNet has no head of that kind
+    scores = _scores(run, step, isinstance(config.objective, PredictionConfig)) if average == 1 else {}
+    mean = f" The weights are the mean of {average} checkpoints up to this step." if average > 1 else ""
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
@@ -96,7 +105,7 @@ tags: [electra, {config.objective.name}]
 
 Pre-trained for {step:,} of {config.optim.steps:,} steps of {config.batch_size} sequences of at most \
 {description.seq_length} word pieces, on {data} (manifest {description.data_sha256[:12]}), \
-after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).
+after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).{mean}
 
 ```python
 import torch
@@ -115,7 +124,7 @@ It loads with transformers 5.{CARRIES if code else ""}
 
 ## Scores on held-out text
 
-{_table(_scores(run, step, isinstance(config.objective, PredictionConfig))) or "None were taken."}
+{_table(scores) or "None were taken."}
 
 Made with {versions}.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foundation.config import ConfigError
+from foundation.config import ConfigError, counted
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
@@ -142,15 +142,31 @@ def compile_layers(model: torch.nn.Module) -> None:
                 layer.compile(dynamic=False)
 
 
-def load_trained(folder: Path, step: int | None = None) -> tuple[Objective, int]:
+def load_trained(folder: Path, step: int | None = None, average: int = 1) -> tuple[Objective, int]:
     """Loads a run's checkpoint of `step`, by default the newest intact one; returns its model (fp32, CPU) and step.
 
+    The weights are the mean over this checkpoint and the ones before it, `average` in all.
+
     Raises:
-        ConfigError: not a run folder, or no such intact checkpoint in it.
+        ConfigError: not a run folder, or it lacks intact checkpoints to load.
     """
     description = read_run(folder)
-    (checkpoint,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
-    return load_checkpoint(description, checkpoint), checkpoint.step
+    (last,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
+    if average == 1:
+        return load_checkpoint(description, last), last.step
+    averaged = [found for found in choose_checkpoints(folder, ("all",)) if found.step <= last.step][-average:]
+    if len(averaged) < average:
+        raise ConfigError(
+            f"average: got {average}, but {folder} has {counted(len(averaged), 'intact checkpoint')} up to step"
+            f" {last.step:,}; use --average {len(averaged)}, or keep more with --set keep_checkpoints={average}"
+        )
+    mean: dict[str, Tensor] = {}
+    for checkpoint in averaged:
+        for name, weight in load_weights(checkpoint).items():
+            mean[name] = mean.get(name, torch.zeros(())) + weight.double() / average
+    return filled(
+        build_model(description), {name: weight.float() for name, weight in mean.items()}, last.folder
+    ), last.step
 
 
 def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:

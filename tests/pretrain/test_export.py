@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
 from data_prep.build_shards import BuildOptions
@@ -13,8 +14,9 @@ from foundation.command_line import run_command
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import EngineState, save
+from pretrain.engine.checkpoint import Checkpoint, EngineState, load, save
 from pretrain.export import ExportOptions, main
+from pretrain.huggingface.folders import load_encoder
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
@@ -62,6 +64,27 @@ def test_an_export_of_an_unfinished_run_says_so(
         f"exported step 1 of {run} to {tmp_path / 'out'}",
         *said,
     ]
+
+
+def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = untouched_run(tmp_path / "run", shards_folder, "electra", "optim.steps=9", "optim.warmup_steps=0")
+    state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
+    for step, factor in ((2, 3.0), (3, 5.0), (4, 100.0)):
+        weights = {name: factor * weight for name, weight in state.weights.items()}
+        save(run / CHECKPOINTS, step, EngineState(step, {}, weights, state.moments), {}, keep_last=9)
+    main(ExportOptions(run=run, out=tmp_path / "out", step=3, average=3))
+    assert capsys.readouterr().out.endswith(f"to {tmp_path / 'out'}, averaged over 3 checkpoints\n")
+    exported, first = load_encoder(tmp_path / "out").state_dict(), state.weights
+    for name in ("encoder.layer.0.intermediate.dense.weight", "encoder.layer.1.attention.self.key.weight"):
+        assert torch.allclose(exported[name], 3 * first[f"discriminator.{name}"], rtol=1e-6)  # (1 + 3 + 5) / 3
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "The weights are the mean of 3 checkpoints up to this step." in card and "None were taken." in card
+    with pytest.raises(
+        ConfigError, match=r"average: got 5, but .* has 4 intact checkpoints up to step 4; use --average 4"
+    ):
+        main(ExportOptions(run=run, out=tmp_path / "more", average=5))
 
 
 def test_an_export_into_a_link_leaves_the_link_and_a_users_folder_beside_it_alone(
