@@ -39,7 +39,7 @@ from data_prep.reading import sample_documents
 from data_prep.sentences import PunktModel, find_model, sample_by_content, save_model
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
-from data_prep.tokens import WordPiece, open_tokenizer
+from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from foundation.command_line import run_command
 from foundation.config import ConfigError, StrictConfig
 
@@ -166,7 +166,7 @@ def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
     command = build(options, work, given(work), workers=1)(much)
     _, seconds = run(command, None, options)
     folder = Path(command[0][command[0].index("--output") + 1])
-    manifest, tokenizer = load_manifest(folder), WordPiece.load(folder / "tokenizer")
+    manifest, tokenizer = load_manifest(folder), SubwordTokenizer.load(folder / "tokenizer")
     special, continuation = tokenizer.never_masked, tokenizer.continuation
     masker = Masker(manifest.seq_length, manifest.mask_copies, manifest.config.ngram, special, continuation)
     shards = [IndexedFile(folder / shard.name) for shard in manifest.shards]

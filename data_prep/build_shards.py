@@ -44,7 +44,7 @@ from data_prep.sentences import (
     sample_by_content,
 )
 from data_prep.sources import Source, find_sources
-from data_prep.tokens import WordPiece, open_tokenizer
+from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import Group, Metavar, print_warning, printable, run_command
 from foundation.config import ConfigError, StrictConfig, counted, one_of
@@ -142,7 +142,9 @@ def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
         )
 
 
-def _build(options: BuildOptions, sources: list[Source], tokenizer: WordPiece, index: Index | None, pool: Pool) -> None:
+def _build(
+    options: BuildOptions, sources: list[Source], tokenizer: SubwordTokenizer, index: Index | None, pool: Pool
+) -> None:
     started = time.monotonic()
     with locked(options.output):
         earlier = open_plan(options.output)
@@ -196,7 +198,7 @@ def _warn_of_marks(texts: Sequence[str]) -> None:
 def _plan(
     options: BuildOptions,
     sources: Sequence[Source],
-    tokenizer: WordPiece,
+    tokenizer: SubwordTokenizer,
     punkt: PunktModel | None,
     index: Index | None,
 ) -> Plan:
@@ -215,7 +217,7 @@ def _plan(
 
 
 def _estimate(
-    options: BuildOptions, sources: Sequence[Source], tokenizer: WordPiece, index: Index | None, workers: int
+    options: BuildOptions, sources: Sequence[Source], tokenizer: SubwordTokenizer, index: Index | None, workers: int
 ) -> str:
     """Returns estimates of a build's files, shards, time and disk space, one per line, by building a sample.
 

@@ -19,7 +19,7 @@ from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, RECORDS_NAME, Books
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.output import ShardRecord, load_record
 from data_prep.shards import IndexedFile, file_problems, tokenizer_problems
-from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, WordPiece
+from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, SubwordTokenizer
 from data_prep.workers import Pool, start_pool
 from foundation.command_line import POSITIONAL, printable, run_command
 from foundation.config import ConfigError, StrictConfig, counted
@@ -236,7 +236,7 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
 
 def _show(folder: Path, manifest: Manifest, count: int) -> None:
     """Prints the first sequences with the tokens of their first mask [in brackets]."""
-    names = WordPiece.load(folder / TOKENIZER_NAME).tokens
+    names = SubwordTokenizer.load(folder / TOKENIZER_NAME).shown
     shard = manifest.shards[0]
     for rows in read_rows(folder, shard, manifest, count):
         for number, length in enumerate(rows.lengths):

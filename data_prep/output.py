@@ -26,7 +26,7 @@ from data_prep.manifest import (
     sum_shards,
 )
 from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
-from data_prep.tokens import TOKENIZER_NAME, WordPiece
+from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import TEMPORARY_SUFFIX, make_folder, require_folder, sealed, unsealed, write_if_other
 from foundation.locks import Held, Lock
@@ -146,7 +146,7 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
         raise ConfigError(*problems[:5], *more)
 
 
-def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index: Index | None = None) -> None:
+def prepare(folder: Path, tokenizer: SubwordTokenizer, punkt: PunktModel | None, index: Index | None = None) -> None:
     """Removes files that a killed run left half-written, and writes what the workers load.
 
     That is the tokenizer, the Punkt model and the n-grams of evaluation sets.
@@ -162,7 +162,7 @@ def prepare(folder: Path, tokenizer: WordPiece, punkt: PunktModel | None, index:
         index.save(folder / WORK_NAME)
 
 
-def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece) -> Manifest:
+def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTokenizer) -> Manifest:
     """Writes the manifests, the main one last, and removes the working files; returns the main manifest.
 
     Files that are already up to date are left untouched. `names` are the shards' names, in order.
@@ -193,7 +193,7 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: WordPiece)
     return train
 
 
-def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: WordPiece, books: Books) -> Manifest | None:
+def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: SubwordTokenizer, books: Books) -> Manifest | None:
     """Returns the manifest of one side; None if it has no shards."""
     config = plan.config
     if not shards:

@@ -26,7 +26,7 @@ from data_prep.reading import Chunk, batches, hashed, text_digest
 from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter
-from data_prep.tokens import TOKENIZER_NAME, WordPiece
+from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
 
 _AT_ONCE = 1 << 20  # characters per batch of documents, and per call of the tokenizer
 _MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts all
@@ -178,17 +178,17 @@ def _emptiness(cleaned: CleanedText) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def load_tools(output: Path, config: BuildConfig) -> tuple[WordPiece, Punkt | None, Curator]:
+def load_tools(output: Path, config: BuildConfig) -> tuple[SubwordTokenizer, Punkt | None, Curator]:
     """Returns the tokenizer, the Punkt model unless each line is a sentence, and the curator; cached per process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
     punkt = None if config.sentences == "line" else Punkt(load_model(output / PUNKT_NAME))
     is_kept = language_test(config.keep_language, config.language_threshold) if config.keep_language else None
     contamination = Contamination(output / WORK_NAME) if config.evaluation_sets else None
-    return WordPiece.load(output / TOKENIZER_NAME), punkt, Curator(config.filter, is_kept, contamination)
+    return SubwordTokenizer.load(output / TOKENIZER_NAME), punkt, Curator(config.filter, is_kept, contamination)
 
 
 def _tokenize(
-    texts: Sequence[Text], tokenizer: WordPiece, punkt: Punkt | None, *, marks: bool
+    texts: Sequence[Text], tokenizer: SubwordTokenizer, punkt: Punkt | None, *, marks: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the token ids of each text, and the number of ids in each of its sentences."""
     documents = [split_sentences(text.cleaned.text, punkt, marks=marks) for text in texts]
@@ -210,7 +210,9 @@ class Side:
         seed_key: the build's seed, the shard's key and the side's name; determines the random stream.
     """
 
-    def __init__(self, seed_key: str, config: BuildConfig, tokenizer: WordPiece, folder: Path, name: str) -> None:
+    def __init__(
+        self, seed_key: str, config: BuildConfig, tokenizer: SubwordTokenizer, folder: Path, name: str
+    ) -> None:
         digest = hashlib.sha256(seed_key.encode()).digest()
         self._random = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
         self._config, self._tokenizer = config, tokenizer

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
-from data_prep.tokens import TOKENIZER_NAME, WordPiece
+from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
 from foundation.config import ConfigError
 from foundation.files import NewFile, file_sha256, with_suffix, write_atomically
 
@@ -140,7 +140,7 @@ def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, in
 def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
     """Returns the differences between a folder's tokenizer and the one that its manifest names; normally none."""
     problems = []
-    tokenizer = WordPiece.load(folder / TOKENIZER_NAME)
+    tokenizer = SubwordTokenizer.load(folder / TOKENIZER_NAME)
     ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
     if ours != (manifest.tokenizer_sha256, manifest.vocab_size, manifest.special_tokens):
         problems.append(f"{TOKENIZER_NAME}: not the tokenizer named by the manifest, or its special ids differ")

@@ -1,7 +1,7 @@
-"""WordPiece tokenization: encodes text into ids, and writes the tokenizer folder that later stages load.
+"""WordPiece or byte-level BPE: encodes text into ids, and writes the tokenizer folder that later stages load.
 
-Hugging Face's `tokenizers` is the reference. nanotoken computes the same ids 20 to 30 times faster and is used if
-possible; both encode a sample of every batch, and a difference stops the build.
+Hugging Face's `tokenizers` is the reference. For WordPiece, nanotoken computes the same ids 20 to 30 times faster and
+is used if possible; both encode a sample of every batch, and a difference stops the build.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from foundation.files import require_file_or_folder, write_if_other
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
 CONTINUATION = "##"
+SPACE = "\u0120"  # the space before a word, in a byte-level BPE
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
@@ -39,15 +40,18 @@ class SpecialTokens(StrictRecord):
     mask: int
 
 
-class WordPiece:
-    """A WordPiece tokenizer and the properties of its vocabulary that data preparation needs.
+class SubwordTokenizer:
+    """A tokenizer and the properties of its vocabulary that data preparation needs.
+
+    A byte-level BPE (GPT-2, ModernBERT) encodes each text as if it followed others, with a space before its first word.
 
     Attributes:
-        special: ids of the special tokens. vocab_size: number of ids.
+        special: ids of the special tokens. vocab_size: number of ids. tokens: the vocabulary.
+        shown: the vocabulary to show, as WordPieces: readable, with `##` before what continues a word.
         never_masked: bool [vocab_size]: [PAD], [CLS], [SEP], [MASK]. [UNK] is a word and may be masked, as
             in google-research/electra's get_candidates_mask.
-        continuation: bool [vocab_size]: `##` pieces.
-        slow_because: the reason for using Hugging Face's encoder; None if nanotoken is used.
+        continuation: bool [vocab_size]: pieces that continue a word: `##` pieces, or those without a space in BPE.
+        slow_because: the reason why WordPieces come from Hugging Face's encoder; None if nanotoken is used.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -61,7 +65,10 @@ class WordPiece:
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
         )
-        self._fast, self.slow_because = _fast_encoder(tokenizer)
+        byte_level = _byte_level(json.loads(tokenizer.to_str()))
+        self._lead = "" if byte_level is None or byte_level["add_prefix_space"] else " "
+        nothing: tuple[Any, str | None] = None, None
+        self._fast, self.slow_because = _fast_encoder(tokenizer) if byte_level is None else nothing
         self.vocab_size = tokenizer.get_vocab_size()
         self.special = SpecialTokens.model_validate(
             {name: tokenizer.token_to_id(f"[{name.upper()}]") for name in SpecialTokens.model_fields}
@@ -70,9 +77,16 @@ class WordPiece:
         self.never_masked[[self.special.pad, self.special.cls, self.special.sep, self.special.mask]] = True
         self.tokens = [tokenizer.id_to_token(number) or "" for number in range(self.vocab_size)]
         self.continuation = np.array([token.startswith(CONTINUATION) for token in self.tokens])
+        self.shown = self.tokens
+        if byte_level is not None:
+            self.continuation = np.array([not token.startswith(SPACE) for token in self.tokens]) & ~self.never_masked
+            text = [decoders.ByteLevel().decode([token]).strip() or token for token in self.tokens]
+            self.shown = [
+                CONTINUATION * bool(joined) + word for word, joined in zip(text, self.continuation, strict=True)
+            ]
 
     @classmethod
-    def load(cls, folder: Path) -> "WordPiece":
+    def load(cls, folder: Path) -> "SubwordTokenizer":
         """Loads the tokenizer from a folder written by `save`.
 
         Raises:
@@ -96,7 +110,8 @@ class WordPiece:
         return _encode_fast(self._fast, texts)
 
     def _encode_slowly(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        led = [self._lead + text for text in texts]
+        encodings = self._tokenizer.encode_batch_fast(led, add_special_tokens=False)
         pieces = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
@@ -120,6 +135,7 @@ class WordPiece:
         parts = [
             *self.tokens,
             json.dumps([settings["normalizer"], settings["pre_tokenizer"]], sort_keys=True),
+            *(json.dumps(merge) for merge in settings["model"].get("merges", ())),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -141,16 +157,16 @@ class WordPiece:
             write_if_other(folder / name, content)
 
 
-def open_tokenizer(vocab: str) -> WordPiece:
+def open_tokenizer(vocab: str) -> SubwordTokenizer:
     """Opens the tokenizer that the user names: a `vocab.txt`, a tokenizer folder, or a hub name (the only download).
 
     Raises:
-        ConfigError: it does not exist, is not WordPiece, lacks a special token, or has too many ids for uint16.
+        ConfigError: it does not exist, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    word_piece = WordPiece(_checked(vocab, lambda: _named(vocab)))
-    if word_piece.slow_because is not None:
-        print(f"using Hugging Face's encoder, which is 20 times slower: {word_piece.slow_because}", file=sys.stderr)
-    return word_piece
+    tokenizer = SubwordTokenizer(_checked(vocab, lambda: _named(vocab)))
+    if tokenizer.slow_because is not None:
+        print(f"using Hugging Face's encoder, which is 20 times slower: {tokenizer.slow_because}", file=sys.stderr)
+    return tokenizer
 
 
 def _named(vocab: str) -> Tokenizer:
@@ -204,6 +220,13 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _byte_level(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the byte-level step of a BPE's pre-tokenizer, from its tokenizer.json; None for another tokenizer."""
+    chain = settings["pre_tokenizer"] or {}
+    steps = [step for step in chain.get("pretokenizers", [chain]) if step.get("type") == "ByteLevel"]
+    return steps[0] if steps and settings["model"].get("type") == "BPE" else None
+
+
 def _fast_encoder(tokenizer: Tokenizer) -> tuple[Any, str | None]:
     """Returns nanotoken's equivalent of the tokenizer; None and the reason if it cannot be used."""
     try:
@@ -252,7 +275,7 @@ def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
     """Returns the tokenizer that `read` returns.
 
     Raises:
-        ConfigError: it cannot be read, is not WordPiece, lacks a special token, or has too many ids for uint16.
+        ConfigError: it cannot be read, is of another kind, lacks a special token, or has too many ids for uint16.
     """
     try:
         tokenizer = read()
@@ -261,10 +284,14 @@ def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
     except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"vocab: no tokenizer can be read from {vocab} ({reason}); give another") from None
-    settings = json.loads(tokenizer.to_str())["model"]
-    problems = []
-    if settings.get("type") != "WordPiece" or settings.get("continuing_subword_prefix") != CONTINUATION:
-        problems.append(f"vocab: {vocab} is not a WordPiece tokenizer with ## pieces; give one of BERT's kind")
+    settings = json.loads(tokenizer.to_str())
+    model, problems = settings["model"], []
+    word_piece = model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == CONTINUATION
+    if not word_piece and _byte_level(settings) is None:
+        problems.append(
+            f"vocab: {vocab} is neither WordPiece with ## pieces nor a byte-level BPE; give one of BERT's kind or of"
+            " GPT-2's"
+        )
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")

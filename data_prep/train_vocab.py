@@ -1,4 +1,4 @@
-"""Trains a WordPiece vocabulary on text; writes the tokenizer folder that build_shards takes.
+"""Trains a vocabulary on text, WordPiece or byte-level BPE; writes the tokenizer folder that build_shards takes.
 
 The folder also says how text is normalized: as for BERT's uncased vocabulary by default, or as these options choose.
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from tokenizers import Tokenizer, normalizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_prep.defaults import RAW, VOCAB, require_text
 from data_prep.formats import Reading
 from data_prep.output import locked
 from data_prep.reading import sample_documents
 from data_prep.sources import find_sources
-from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, WordPiece, from_vocabulary
+from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
 from foundation.command_line import Group, printable, run_command
 from foundation.config import ConfigError, StrictConfig
 
@@ -36,6 +36,8 @@ class VocabularyOptions(StrictConfig):
     """text files, folders, quoted globs"""
     output: Path = VOCAB
     """tokenizer folder to make"""
+    kind: Literal["wordpiece", "bpe"] = "wordpiece"
+    """BERT's, or byte-level BPE, which keeps all text as it is and has no unknown characters"""
     size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
     """most tokens; BERT and ELECTRA have 30,522"""
     alphabet: int = Field(1000, ge=1, le=LARGEST_VOCABULARY)
@@ -76,10 +78,39 @@ def main(options: VocabularyOptions) -> int:
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
     size = int(options.sample_mb * 1e6)
     with locked(options.output):
-        tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options)
-        WordPiece(from_vocabulary(tokens, options.normalizer)).save(options.output)
-    print(f"{printable(str(options.output))}: {len(tokens):,} tokens")
+        if options.kind == "bpe":
+            tokenizer = train_bpe(sample_documents(sources, size, reading), options)
+        else:
+            tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options)
+            tokenizer = from_vocabulary(tokens, options.normalizer)
+        SubwordTokenizer(tokenizer).save(options.output)
+    print(f"{printable(str(options.output))}: {tokenizer.get_vocab_size():,} tokens")
     return 0
+
+
+def train_bpe(texts: Iterator[str], options: VocabularyOptions) -> Tokenizer:
+    """Trains a byte-level BPE: special tokens, bytes, then joined pairs. A word begins with its space. Deterministic.
+
+    Raises:
+        ConfigError: the bytes already exceed `size`.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if (least := len(SPECIAL_TOKENS) + len(alphabet)) > options.size:
+        raise ConfigError(f"size: got {options.size}, expected at least {least}: 256 bytes and the special tokens")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    if options.unicode_form != "none":
+        tokenizer.normalizer = getattr(normalizers, options.unicode_form.upper())()
+    trainer = trainers.BpeTrainer(
+        vocab_size=options.size,
+        min_frequency=_LEAST_COUNT,
+        special_tokens=[*SPECIAL_TOKENS],
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def train_vocabulary(read_texts: Callable[[], Iterator[str]], options: VocabularyOptions) -> list[str]:

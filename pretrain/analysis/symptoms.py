@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError
 from pretrain.analysis.run_history import Log, read_log, read_starts, value_of
 from pretrain.data.shards import open_shards
@@ -129,7 +129,7 @@ class Symptoms:
             if not len(index_B):
                 raise SkippedCheck("checks of the text: none of it is in this machine's cache")
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
-            words = WordPiece.load(self.folder / "tokenizer")
+            words = SubwordTokenizer.load(self.folder / "tokenizer")
         except ConfigError:
             raise SkippedCheck(f"checks of the text: {', '.join(description.data)} cannot be read from here") from None
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 from pretrain.huggingface.folders import RELATIVE_MODEL_TYPE, STOCK_MODEL_TYPE
 
 CONVERTED = ("bert", "mpnet")
@@ -91,15 +91,15 @@ def mpnet_weights(weights: Mapping[str, Tensor], pad: int, prefix: str) -> dict[
     return {_renamed(name, names): weight.contiguous() for name, weight in found.items()}
 
 
-def with_padding_at_1(word_piece: WordPiece) -> WordPiece:
+def with_padding_at_1(tokenizer: SubwordTokenizer) -> SubwordTokenizer:
     """The tokenizer in which [PAD] and the token of id 1 have exchanged their ids."""
-    pad, settings = word_piece.special.pad, json.loads(word_piece.files()["tokenizer.json"])
-    exchanged = {word_piece.tokens[pad]: PADDING, word_piece.tokens[PADDING]: pad}
+    pad, settings = tokenizer.special.pad, json.loads(tokenizer.files()["tokenizer.json"])
+    exchanged = {tokenizer.tokens[pad]: PADDING, tokenizer.tokens[PADDING]: pad}
     settings["model"]["vocab"] |= exchanged
     for token in settings["added_tokens"]:
         token["id"] = exchanged.get(token["content"], token["id"])
     settings["added_tokens"].sort(key=lambda token: token["id"])
-    return WordPiece(Tokenizer.from_str(json.dumps(settings)))
+    return SubwordTokenizer(Tokenizer.from_str(json.dumps(settings)))
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError
 from foundation.files import new_folder
 from pretrain.huggingface.conversion import PADDING, mpnet_weights, with_padding_at_1
@@ -23,25 +23,25 @@ TOKENIZER_SETTINGS = "tokenizer_config.json"
 
 def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
     """Writes an exported model with tokenizer and model card to the folder `out`."""
-    word_piece = WordPiece.load(tokenizer)
+    subwords = SubwordTokenizer.load(tokenizer)
     with new_folder(out) as unfinished:
         for folder, (architecture, *_) in model.exports.items():
             modules = model.exported(folder)  # of a generator the output matrix is its word embeddings
             encoder: Any = modules["electra"]
             weights = modules.state_dict()
+            settings: dict[str, Any] = {"model_max_length": encoder.config.max_position_embeddings}
             if isinstance(encoder.config, ModernConfig):
-                save_modernbert(unfinished / folder, architecture, encoder.config, weights, word_piece.special)
+                settings["model_input_names"] = ["input_ids", "attention_mask"]
+                save_modernbert(unfinished / folder, architecture, encoder.config, weights, subwords.special)
             else:
                 save_folder(unfinished / folder, architecture, encoder.config, weights, pad_token_id)
-            save_tokenizer(
-                word_piece, unfinished / folder, {"model_max_length": encoder.config.max_position_embeddings}
-            )
+            save_tokenizer(subwords, unfinished / folder, settings)
         (unfinished / "README.md").write_text(card)
 
 
-def save_tokenizer(word_piece: WordPiece, folder: Path, settings: dict[str, Any]) -> None:
+def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, settings: dict[str, Any]) -> None:
     """Writes the tokenizer anew, with these settings; no file in a run's folder of the tokenizer is copied."""
-    files = word_piece.files()
+    files = tokenizer.files()
     files[TOKENIZER_SETTINGS] = json.dumps(json.loads(files[TOKENIZER_SETTINGS]) | settings, indent=2).encode()
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -77,7 +77,7 @@ def export_mpnet(model: Objective, tokenizer: Path, card: str, out: Path) -> Non
     """Writes the discriminator's encoder as `MPNetModel`, or a masked language model as `MPNetForMaskedLM`."""
     modules = model.exported(".")
     config: Any = modules["electra"].config
-    word_piece = WordPiece.load(tokenizer)
+    subwords = SubwordTokenizer.load(tokenizer)
     predicts = "generator_lm_head" in modules
     description = {
         "architectures": ["MPNetForMaskedLM" if predicts else "MPNetModel"],
@@ -95,17 +95,17 @@ def export_mpnet(model: Objective, tokenizer: Path, card: str, out: Path) -> Non
         "layer_norm_eps": config.layer_norm_eps,
         "relative_attention_num_buckets": config.relative_attention_num_buckets,
         "pad_token_id": PADDING,
-        "bos_token_id": word_piece.special.cls,
-        "eos_token_id": word_piece.special.sep,
+        "bos_token_id": subwords.special.cls,
+        "eos_token_id": subwords.special.sep,
         "tie_word_embeddings": True,
     }
     settings = {
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": config.max_position_embeddings,
     }
-    weights = mpnet_weights(modules.state_dict(), word_piece.special.pad, "mpnet." if predicts else "")
+    weights = mpnet_weights(modules.state_dict(), subwords.special.pad, "mpnet." if predicts else "")
     with new_folder(out) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(description, indent=2) + "\n")
         save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
-        save_tokenizer(with_padding_at_1(word_piece), unfinished, settings)
+        save_tokenizer(with_padding_at_1(subwords), unfinished, settings)
         (unfinished / "README.md").write_text(card)

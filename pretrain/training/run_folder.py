@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, write_atomically
 from foundation.locks import Held, Lock, still_held
@@ -204,7 +204,7 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
     Raises:
         ConfigError: the shards' tokenizer cannot be read.
     """
-    tokenizer = WordPiece.load(local_folder(Path(description.data[0])) / "tokenizer")
+    tokenizer = SubwordTokenizer.load(local_folder(Path(description.data[0])) / "tokenizer")
     make_folder(folder)
     tokenizer.save(folder / "tokenizer")
     write_json(folder / "deepspeed.json", deepspeed)

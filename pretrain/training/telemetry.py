@@ -56,7 +56,7 @@ class Telemetry:
         self._reported, self.own_time = MetricTotals(engine), OwnTime(engine)
         self._first: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
-        self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).tokens if self._log else []
+        self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).shown if self._log else []
 
     def say(self, line: str) -> None:
         """Prints a line, on the first rank."""

@@ -7,7 +7,7 @@ import pytest
 from data_prep.manifest import load_manifest
 from data_prep.output import PLAN, Plan, load_record, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.sentences import load_model
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError
 
 
@@ -71,7 +71,7 @@ def test_half_written_files_are_removed(built, tmp_path):
     (output / "held_out").mkdir(parents=True)
     for name in ("shard-00000.bin.tmp", "held_out/shard-00000.idx.tmp"):
         (output / name).write_bytes(b"half")
-    prepare(output, WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+    prepare(output, SubwordTokenizer.load(built / "tokenizer"), load_model(built / "punkt"))
     assert not list(output.rglob("*.tmp"))
 
 

@@ -10,7 +10,7 @@ from data_prep.pipeline import build_shard
 from data_prep.sentences import Punkt, load_model, split_sentences
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 
 from .conftest import read_shards
 
@@ -19,7 +19,7 @@ from .conftest import read_shards
 def folder(built, tmp_path):
     """An output folder with the tokenizer and Punkt model of the shared build, and its configuration."""
     (tmp_path / "out").mkdir()
-    prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+    prepare(tmp_path / "out", SubwordTokenizer.load(built / "tokenizer"), load_model(built / "punkt"))
     return tmp_path / "out", load_manifest(built).config
 
 
@@ -38,7 +38,7 @@ def test_every_word_piece_of_the_text_is_in_the_shard(tmp_path, folder, content)
     output, config = folder
     (tmp_path / "a.txt").write_text(content)
     record = build(tmp_path / "a.txt", config.model_copy(update={"held_out": 0.0}), output)
-    tokenizer, punkt = WordPiece.load(output / "tokenizer"), Punkt(load_model(output / "punkt"))
+    tokenizer, punkt = SubwordTokenizer.load(output / "tokenizer"), Punkt(load_model(output / "punkt"))
     expected, _ = tokenizer.encode([s for document in content.split("\n\n") for s in split_sentences(document, punkt)])
     assert np.array_equal(text_ids(output, tokenizer), expected)
     assert record.train.word_pieces == len(expected)
@@ -107,7 +107,7 @@ def books_of(built, tmp_path):
     """Writes files, builds them as one shard, and returns its ledger."""
     manifest = load_manifest(built)
     (tmp_path / "out").mkdir()
-    prepare(tmp_path / "out", WordPiece.load(built / "tokenizer"), load_model(built / "punkt"))
+    prepare(tmp_path / "out", SubwordTokenizer.load(built / "tokenizer"), load_model(built / "punkt"))
 
     def build(files, *, duplicates=None, **changes):
         for name, content in files.items():

@@ -8,12 +8,12 @@ from data_prep.inspect_shards import file_problems
 from data_prep.manifest import load_manifest
 from data_prep.pipeline import Side
 from data_prep.shards import IndexedFile
-from data_prep.tokens import WordPiece
+from data_prep.tokens import SubwordTokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer(built):
-    return WordPiece.load(built / "tokenizer")
+    return SubwordTokenizer.load(built / "tokenizer")
 
 
 @pytest.fixture(scope="module")

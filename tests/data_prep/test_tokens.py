@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary, open_tokenizer
+from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
+from data_prep.train_vocab import VocabularyOptions
+from data_prep.train_vocab import main as train_vocab
 from foundation.config import ConfigError
 
 from .real_text import corpus_files, fuzz_documents, lines_of, some_files
@@ -139,6 +141,30 @@ def test_the_saved_folder_is_loaded_by_transformers_with_the_same_ids(tokenizer,
     assert (loaded.pad_token_id, loaded.mask_token_id) == (0, 4)
 
 
+@pytest.mark.parametrize("adds_space", [True, False])
+def test_ids_of_a_byte_level_bpe_are_hugging_faces_in_four_languages(adds_space, shared_data, tmp_path):
+    """Of text that follows other text: ModernBERT's tokenizer gives a word another id at the start of a text."""
+    from transformers import AutoTokenizer
+
+    novels = [sorted(shared_data.glob(f"languages/{code}/*.xz"))[0] for code in ("de", "hu", "tr")]
+    files = [*novels, *some_files(shared_data)[:2]]
+    learned = tuple(path for path in files if ".txt" in path.name)
+    options = VocabularyOptions(input=learned, output=tmp_path / "vocab", size=1500, kind="bpe", sample_mb=0.3)
+    train_vocab(options)
+    if not adds_space:
+        settings = json.loads((tmp_path / "vocab" / "tokenizer.json").read_text())
+        settings["pre_tokenizer"]["add_prefix_space"] = False
+        (tmp_path / "vocab" / "tokenizer.json").write_text(json.dumps(settings))
+    ours, theirs = open_tokenizer(str(tmp_path / "vocab")), AutoTokenizer.from_pretrained(tmp_path / "vocab")
+    for path in files:
+        lines = [line.strip() for line in lines_of(path, limit=400) if line.strip()]
+        ids, lengths = ours.encode(lines)
+        expected = theirs([f" {line}" for line in lines], add_special_tokens=False)["input_ids"]
+        assert lengths.tolist() == [len(pieces) for pieces in expected]
+        assert ids.tolist() == [*chain.from_iterable(expected)]
+        assert theirs.decode(ids[: lengths[0]]).strip() == lines[0]
+
+
 @pytest.mark.parametrize(
     ("normalizer", "pre_tokenizer"),
     [
@@ -155,7 +181,7 @@ def test_the_saved_folder_cleans_text_as_its_tokenizer_does(normalizer, pre_toke
 
     made = from_vocabulary([*SPECIAL_TOKENS, "elan", "élan", "e", "é", "##é", "É", "漢", "漢字", "##字", ",", "e,é"])
     made.normalizer, made.pre_tokenizer = normalizer or made.normalizer, pre_tokenizer or made.pre_tokenizer
-    tokenizer = WordPiece(made)
+    tokenizer = SubwordTokenizer(made)
     tokenizer.save(tmp_path)
     text = "Élan elan é É 漢字 \x07e e,é ｅ"
     ids, _ = tokenizer.encode([text])
@@ -183,7 +209,7 @@ def test_a_file_a_folder_and_a_saved_folder_give_the_same_tokenizer(vocab, tmp_p
     open_tokenizer(str(vocab)).save(tmp_path / "saved")
     names = (str(vocab), str(tmp_path), str(tmp_path / "saved"))
     assert len({open_tokenizer(name).sha256() for name in names}) == 1
-    assert WordPiece.load(tmp_path / "saved").sha256() == open_tokenizer(str(vocab)).sha256()
+    assert SubwordTokenizer.load(tmp_path / "saved").sha256() == open_tokenizer(str(vocab)).sha256()
 
 
 def test_a_folder_without_tokenizer_json_normalizes_text_as_its_configuration_says(tmp_path):
@@ -233,7 +259,7 @@ def write_too_many(folder):
     ("write", "reason"),
     [
         (write_missing_special, r"lacks \[MASK\]"),
-        (write_bpe, "is not a WordPiece tokenizer"),
+        (write_bpe, "is neither WordPiece with ## pieces nor a byte-level BPE"),
         (write_junk, "no tokenizer can be read"),
         (write_nothing, "no tokenizer can be read"),
         (write_too_many, "at most 65536"),

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from data_prep.tokens import SPECIAL_TOKENS, from_vocabulary, open_tokenizer
+from data_prep.inspect_shards import read_rows
+from data_prep.manifest import load_manifest
+from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
 from foundation.config import ConfigError
 
@@ -33,12 +35,14 @@ def test_by_default_text_is_normalized_as_for_berts_uncased_vocabulary():
     assert json.loads(made.to_str())["normalizer"] == {"type": "BertNormalizer"} | expected
 
 
-def test_every_run_learns_the_same_vocabulary(corpus, tmp_path):
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_every_run_learns_the_same_vocabulary(kind, corpus, tmp_path):
     """The hash table in tokenizers has a new seed in every process."""
     for name in ("one", "two", "three"):
-        done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / name, "--size", 300)
+        asked = ("--size", 300, "--kind", kind)
+        done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path / name, *asked)
         assert done.returncode == 0, done.stderr
-    assert len({(tmp_path / name / "vocab.txt").read_bytes() for name in ("one", "two", "three")}) == 1
+    assert len({(tmp_path / name / "tokenizer.json").read_bytes() for name in ("one", "two", "three")}) == 1
 
 
 def test_the_folder_is_a_tokenizer_that_knows_its_text(corpus, tmp_path):
@@ -47,6 +51,27 @@ def test_the_folder_is_a_tokenizer_that_knows_its_text(corpus, tmp_path):
     ids, _ = tokenizer.encode([(corpus / "part-0.txt").read_text()])
     assert tokenizer.vocab_size <= 300
     assert not (ids == tokenizer.special.unk).any()
+
+
+def test_a_byte_level_bpe_masks_whole_words_of_text_as_it_is(tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{text} Naïve ☃ {number}.\n" for number, text in enumerate(TEXTS)))
+    main(VocabularyOptions(input=(tmp_path / "text.txt",), output=tmp_path / "vocab", size=400, kind="bpe"))
+    built = run_script(
+        *("data_prep/build_shards.py", "--input", tmp_path / "text.txt", "--output", tmp_path / "shards"),
+        *("--vocab", tmp_path / "vocab", "--sentences", "line", "--seq_length", 64),
+    )
+    assert built.returncode == 0, built.stderr
+    shown = run_script("data_prep/inspect_shards.py", tmp_path / "shards", "--verify", "--show", 3)
+    assert shown.returncode == 0, shown.stderr
+    assert "The lowest newer wider news" in shown.stdout.replace("[", "").replace("]", "")
+    assert "unknown words   0.0000%" in shown.stdout
+    folder = SubwordTokenizer.load(tmp_path / "shards" / "tokenizer")
+    shard = load_manifest(tmp_path / "shards").shards[0]
+    for rows in read_rows(tmp_path / "shards", shard, load_manifest(tmp_path / "shards"), 8):
+        for ids, masked, length in zip(rows.ids, rows.masked[:, 0], rows.lengths, strict=True):
+            joined = folder.continuation[ids[1:length]]
+            cut = (masked[1:length] != masked[: length - 1])[joined].sum()
+            assert joined.any() and cut <= 2, "besides the two ends of the window, a mask cuts no word"
 
 
 def test_a_size_below_the_alphabet_is_refused():

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build
 from data_prep.manifest import load_manifest
-from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary, open_tokenizer
+from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, train_vocabulary
 from data_prep.train_vocab import main as train
 from finetune.running.model_folder import load_tokenizer
@@ -72,9 +72,9 @@ def conformance(step: int) -> list[str]:
     ]
 
 
-def tokenizer_of(texts: list[str], size: int = 3000, **settings: object) -> WordPiece:
+def tokenizer_of(texts: list[str], size: int = 3000, **settings: object) -> SubwordTokenizer:
     options = VocabularyOptions.model_validate({"size": size, **settings})
-    return WordPiece(from_vocabulary(train_vocabulary(lambda: iter(texts), options), options.normalizer))
+    return SubwordTokenizer(from_vocabulary(train_vocabulary(lambda: iter(texts), options), options.normalizer))
 
 
 def reference_of(
@@ -101,7 +101,7 @@ def reference_of(
     return ids
 
 
-def assert_same_ids(tokenizer: WordPiece, texts: list[str], **settings: object) -> None:
+def assert_same_ids(tokenizer: SubwordTokenizer, texts: list[str], **settings: object) -> None:
     ids, lengths = tokenizer.encode(texts)
     expected = reference_of(tokenizer.tokens, **settings)(texts)
     assert lengths.tolist() == list(map(len, expected))
@@ -205,7 +205,7 @@ def test_a_cased_build_needs_no_option_but_its_vocabulary(tmp_path):
     manifest = load_manifest(tmp_path / "shards")
     assert manifest.tokenizer_sha256 == tokenizer.sha256()
     assert (manifest.config.sentences, manifest.totals.unknown_share) == ("marks", 0)
-    assert WordPiece.load(tmp_path / "shards" / "tokenizer").tokens == tokenizer.tokens
+    assert SubwordTokenizer.load(tmp_path / "shards" / "tokenizer").tokens == tokenizer.tokens
     assert {"Ő", "ß", "İ", "ี"} <= set(tokenizer.tokens)
 
 

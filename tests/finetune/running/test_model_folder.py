@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import normalizers
 
-from data_prep.tokens import SPECIAL_TOKENS, WordPiece, from_vocabulary
+from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
 from finetune.running.model_folder import open_model
 from foundation.config import ConfigError
 
@@ -79,7 +79,7 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_other_than_berts_gives_the_ids_of_the_shards(copy: Path) -> None:
     made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"])
     made.normalizer = normalizers.NFKC()
-    tokenizer = WordPiece(made)
+    tokenizer = SubwordTokenizer(made)
     tokenizer.save(copy)
     text = "word Ⅳ é iv e"
     expected = tokenizer.encode([text])[0].tolist()

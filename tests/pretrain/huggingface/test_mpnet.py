@@ -15,7 +15,7 @@ from transformers import (
     MPNetModel,
 )
 
-from data_prep.tokens import WordPiece, open_tokenizer
+from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.conversion import with_padding_at_1
@@ -127,7 +127,7 @@ def test_any_place_of_the_padding_is_exchanged_with_id_1(tokens: list[str], tmp_
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
     before = open_tokenizer(str(tmp_path / "vocab.txt"))
     with_padding_at_1(before).save(tmp_path / "tokenizer")
-    after = WordPiece.load(tmp_path / "tokenizer")
+    after = SubwordTokenizer.load(tmp_path / "tokenizer")
     assert after.special.pad == 1
     assert after.tokens[before.special.pad] == tokens[1]
     text = ["ab a b aab", "[unused0] [PAD]"]
