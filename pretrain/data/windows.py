@@ -1,7 +1,7 @@
 """The order `windows`: shards permuted per epoch, sequences permuted within each window of consecutive shards.
 
-At any time a run reads from one window of each folder, so only that window and the next have to be on this machine.
-The order follows from (seed, epoch) by keyed bijections; a sample's place costs O(1) and nothing is stored.
+At any time a run reads from one window of each folder, so only that window and the next have to be on this machine. The
+order follows from (seed, epoch) by keyed bijections; finding a sample's place takes O(1) time, and nothing is stored.
 
 Shape letters: B samples, S shards.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from foundation.ordering import key_of, permuted
 
 SHARDS, WINDOW = 0, 1
-"""Keys of the two permutations."""
+"""Keys of the permutations of shards, and of sequences within a window."""
 
 
 class Windows:

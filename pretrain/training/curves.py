@@ -139,7 +139,7 @@ class TensorBoard:
             self._board.add_text(name, "\n".join(("```", *lines, "```")), step)  # a code block: not read as Markdown
 
     def close(self) -> None:
-        """Flushes. Jobs of several ranks skip the interpreter's shutdown, which would do so otherwise."""
+        """Flushes the curves to disk, since jobs of several ranks skip the interpreter's shutdown."""
         with suppress(OSError):
             self._board.close()
 
@@ -170,7 +170,9 @@ class WeightsAndBiases:
                 settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.Error as error:
-            raise ConfigError(f"log_to: got wandb, which does not start ({error}); see `wandb login`") from None
+            raise ConfigError(
+                f"log_to: got wandb, which does not start ({error}); run `wandb login`, or leave wandb out"
+            ) from None
         self._wandb = wandb
 
     def write(self, step: int, curves: Curves) -> None:
@@ -208,7 +210,9 @@ class MLflow:
             mlflow.log_params(settings)
         except mlflow.MlflowException as error:
             why = str(error).splitlines()[0]
-            raise ConfigError(f"log_to: got mlflow, which does not start ({why}); see MLFLOW_TRACKING_URI") from None
+            raise ConfigError(
+                f"log_to: got mlflow, which does not start ({why}); correct MLFLOW_TRACKING_URI, or leave mlflow out"
+            ) from None
         self._mlflow = mlflow
 
     def write(self, step: int, curves: Curves) -> None:
@@ -220,6 +224,6 @@ class MLflow:
 
 
 Writer = TensorBoard | WeightsAndBiases | MLflow
-"""Opened with the run folder and the first step, then written to, then closed."""
+"""A destination of curves: constructed with the run folder and the first step, then written to, then closed."""
 WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
-"""By their names in --log_to."""
+"""The classes of writers by their names in --log_to."""
