@@ -60,7 +60,7 @@ def url_of(folder: Path) -> str | None:
 
 
 class Missing(ConfigError):
-    """A remote folder has no manifest."""
+    """Raised if a remote folder has no manifest."""
 
 
 class RemoteFolder:
@@ -274,7 +274,7 @@ class ShardCache:
             self._thread.start()
 
     def _work(self) -> None:
-        """Fetches until a failure of any kind, which the next reader raises."""
+        """Fetches shards until any failure, which the next reader raises."""
         try:
             while True:
                 with self._changed:

@@ -18,7 +18,7 @@ SHARDS, WINDOW = 0, 1
 
 
 class Windows:
-    """The order of one folder.
+    """The order `windows` of one folder's sequences.
 
     Args:
         sequences: number of sequences in each shard. window: shards per window.
@@ -38,7 +38,7 @@ class Windows:
         return shard_S, np.cumsum(sequences_S) - sequences_S
 
     def sequences(self, place_B: np.ndarray, epoch: int) -> np.ndarray:
-        """Returns the folder's sequences at these places of the epoch, int64 [B]."""
+        """Returns the folder's sequence at each of these places in the epoch's order, int64 [B]."""
         shard_S, start_S = self._order(epoch)
         edges = np.append(start_S[:: self._window], self._size)
         window_B = np.searchsorted(edges, place_B, side="right") - 1

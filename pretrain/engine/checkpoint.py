@@ -67,11 +67,11 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint differs from what was written; the message says how."""
+    """Raised if a checkpoint differs from what was written; the message says how."""
 
 
 class NotSaved(RuntimeError):
-    """A checkpoint could not be written; its partial files are removed, and earlier checkpoints are unchanged."""
+    """Raised if a checkpoint cannot be written; its partial files are removed, earlier checkpoints are unchanged."""
 
 
 def save(

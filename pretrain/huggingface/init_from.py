@@ -195,8 +195,8 @@ def normalized_otherwise(donors: Donors, tokenizer: Path) -> Iterator[Path]:
 
 
 def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
-    """Loads the donors' weights into the model, starts its other parts, and prints their names and the number of new
-    tokens.
+    """Loads the donors' weights into the model, starts its other parts, and prints the names of those parts and the
+    number of new tokens.
 
     Both encoders start with the embeddings of a single donor; with `gdes`, Delta is their difference. `tokenizer` is
     the data's.

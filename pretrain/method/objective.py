@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     discriminator_forwards: int = 0
     """Forwards of the discriminator without a gradient."""
     keeps_scores: bool = False
-    """True if a draw needs the scores of all tokens at once, even where the softmax does not (`ops.softmax`)."""
+    """True if a draw needs the scores of all tokens at once, even where `ops.softmax` avoids storing them."""
 
 
 class ObjectiveConfig(StrictConfig):

@@ -94,7 +94,7 @@ class ModelConfig(StrictConfig):
             raise ValueError(
                 f"intermediate_size: got {self.intermediate_size}, expected at least"
                 f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's is scaled down"
-                f" as its width, from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
+                f" like its width, from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
             )
         return self
 

@@ -45,7 +45,7 @@ def use(instruction_set: str | None = None) -> None:
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
     """Computes `ops.attend`, faster for a learned bias or dropout.
 
-    PyTorch has no fast kernel for these, and computes bf16 products in fp32.
+    PyTorch has no fast kernel for either, and computes bf16 products in fp32.
     """
     learning = torch.is_grad_enabled() and (dropout > 0 or bias.requires_grad)
     if not learning or torch.compiler.is_compiling():

@@ -80,7 +80,7 @@ class Distribution(ABC):
         return self.dense().log_p(ids_X)
 
     def log_at(self, ids_X: Tensor) -> Tensor:
-        """Returns `log_p` without gradient, [X]; probabilities are at least the smallest normal number."""
+        """Returns `log_p` without gradient, [X]; probabilities are clamped to at least the smallest normal number."""
         return self.log_p(ids_X).detach()
 
     def detach(self) -> "Distribution":

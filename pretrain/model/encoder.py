@@ -110,11 +110,11 @@ class Embeddings(nn.Module):
         self.dropout = ops.Dropout(config.hidden_dropout_prob)
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Sets the embeddings to these weights, by name; disentangled ones get the Delta that yields these sums."""
+        """Sets the embeddings to `weights`, by name; disentangled embeddings set Delta so that E_D equals them."""
         self.load_state_dict(weights)
 
     def plain(self) -> "Embeddings":
-        """Returns embeddings that need no other module: this one."""
+        """Returns the embeddings as a single ordinary module: here, this module itself."""
         return self
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class DisentangledEmbeddings(Embeddings):
 
     @torch.no_grad()
     def plain(self) -> Embeddings:
-        """Returns embeddings that need no other module: a copy with E_D in its tables."""
+        """Returns the embeddings as a single ordinary module, with E_D in its tables."""
         total = copy.deepcopy(self.shared)
         for name, weight in total.named_parameters():
             own = self.get_parameter(name)
@@ -360,8 +360,8 @@ def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> Non
 def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
     """Returns T5's bidirectional bucket of each signed distance (Raffel et al. 2020, section 2.1).
 
-    Each direction has half of the buckets: the first half of those for exact distances, the rest spaced logarithmically
-    up to `max_distance`.
+    Each direction has half of the buckets. Of those, the first half hold one distance each; the rest are spaced
+    logarithmically up to `max_distance`.
     """
     per_direction = num_buckets // 2
     exact = per_direction // 2

@@ -87,7 +87,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 
 
 class TensorBoard:
-    """Writes into the run folder, whose name TensorBoard shows as the run's; a failed write leaves a gap."""
+    """Writes curves into the run folder, whose name TensorBoard shows; a failed write leaves a gap in the curves."""
 
     LAYOUT = {
         group: {
@@ -145,7 +145,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Sends to Weights & Biases from W&B's own process: one W&B run per start, all starts of a run folder in one group.
+    """Sends curves to Weights & Biases from W&B's own process: one W&B run per start, all starts of a run folder in one
+    group.
 
     W&B's environment variables choose the server. `WANDB_MODE=offline` writes only to `RUN/wandb`; `wandb sync` uploads
     it later.
@@ -191,7 +192,7 @@ class WeightsAndBiases:
 class MLflow:
     """Sends numbers to MLflow at MLFLOW_TRACKING_URI from MLflow's own thread: one MLflow run per start.
 
-    MLflow has no histogram or text curves.
+    Histograms and text are not sent: MLflow has no curves of them.
     """
 
     def __init__(self, folder: Path, step: int) -> None:

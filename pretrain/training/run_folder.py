@@ -77,7 +77,7 @@ class RunDescription(StrictConfig):
     keep_optimizer: bool = False
     """The run started with Adam's state of the run in `init_from`."""
     precision: str
-    """fp32, bf16 or fp16; a resume keeps it unless another is named."""
+    """fp32, bf16 or fp16; a resume keeps it unless --deepspeed_config names another."""
     hardware: str
     """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
