@@ -33,7 +33,7 @@ class RunConfig(StrictConfig):
     deterministic: bool = True
     """On GPUs, only deterministic operations; false for the fastest. No effect on a CPU."""
     order: Literal["full", "windows"] = "full"
-    """Order of each folder's sequences: a permutation of all, or of shards and then within windows of shards."""
+    """Order of each folder's sequences: permuted as a whole (`full`), or by shard, then in windows of shards."""
     window: Count = 16
     """Shards per window of order=windows."""
     log_every: Count = 100
@@ -47,7 +47,7 @@ class RunConfig(StrictConfig):
     checkpoint_every: Count = 5_000
     """Steps between checkpoints."""
     checkpoint_minutes: float = Field(default=10.0, gt=0, le=MOST)
-    """Most minutes between checkpoints: on a slow machine they come earlier than checkpoint_every."""
+    """Maximum minutes between checkpoints; a slow machine saves more often than every `checkpoint_every` steps."""
     keep_checkpoints: Count = 3
     """Number of newest checkpoints to keep."""
     keep_every: int = Field(default=0, ge=0, le=MOST)

@@ -19,11 +19,11 @@ PAPER: dict[str, dict[str, Any]] = {
     "electra": {"lambda2": 50.0, "gamma": 0.0},  # gamma 0 is cross-entropy, here and below
     "mlm": {"gamma": 0.0},
 }
-"""Default settings of each objective; samplers have their own."""
+"""Default settings of each built-in objective; a sampler of your own declares its defaults itself."""
 
 
 def objective_config(name: str, **settings: Any) -> ObjectiveConfig:
-    """Returns the settings of an objective: the paper's, unless given."""
+    """Returns the settings of an objective: `settings`, and the paper's for the rest."""
     return objective_class(name).Config.from_values(PAPER.get(name, {}) | settings)
 
 

@@ -32,7 +32,7 @@ from pretrain.training.options import RunOptions
 GRACE = 120.0
 """Seconds granted to processes that outlive the command: ranks that lose their launcher save before they exit."""
 STARTED = ("pretrain/run.py", "pretrain.run")
-"""Endings of the training script's name: in a checkout, or as a module. `electra-sampler` calls it `pretrain`."""
+"""Endings of the argument that starts training, as a script or as a module; for `electra-sampler` it is `pretrain`."""
 
 
 class SuperviseOptions(StrictConfig):
@@ -108,7 +108,7 @@ class SupervisedCommand:
         return process.returncode
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Forwards a signal; the first as SIGUSR1, which ends `deepspeed` at once, and which `srun` forwards."""
+        """Forwards a signal, the first one as SIGUSR1, which ends `deepspeed` at once and is forwarded by `srun`."""
         first, self.stopping = not self.stopping, True
         self._kill(signal.SIGUSR1 if first else number)
 

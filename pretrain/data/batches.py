@@ -1,4 +1,4 @@
-"""Batches from memory-mapped shards: stateless order, precomputed masks, keyed uniforms, global counts.
+"""Batches from memory-mapped shards: order and random numbers are functions of seed and step; masks are precomputed.
 
 The sample in row r of a step has the number s = step x batch_size + r. With n sequences, its epoch is s div n, and its
 sequence is a bijection of (seed, epoch, s mod n). If several folders are mixed, s and n count only the sample's own
@@ -20,7 +20,7 @@ from foundation.ordering import key_of, uniforms
 from pretrain.data.shards import Shards
 
 KEEP = 1
-"""Key of the second random number per masked position, independent of the first."""
+"""Key of each masked position's second random number, independent of the first."""
 HELD_OUT_SEED = 1
 """Seed of every evaluation's draws: the same positions and uniforms each time, so that evaluations are comparable."""
 
@@ -43,9 +43,9 @@ class Batch(NamedTuple):
     keep_uniforms_BK: Tensor
     """Independent random numbers; below `mask_keep_fraction`, the generator sees the original token."""
     masked_count: float | Tensor
-    """Masked positions per micro-batch on average over the whole optimizer step: all ranks, all micro-batches."""
+    """Mean number of masked positions per micro-batch, over all ranks and micro-batches of the optimizer step."""
     token_count: float | Tensor
-    """Non-pad positions per micro-batch on average, likewise."""
+    """Mean number of non-pad positions per micro-batch, over the same micro-batches."""
 
     @property
     def masked_BL(self) -> Tensor:
@@ -54,14 +54,16 @@ class Batch(NamedTuple):
         return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
     def to(self, device: torch.device, counts: bool = False) -> "Batch":
-        """Moves the batch; with `counts`, counts become tensors too, which a CUDA graph rereads at every replay."""
+        """Returns the batch on `device`; with `counts`, its counts are tensors, which a CUDA graph rereads at every
+        replay.
+        """
         moved = Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
         if not counts:
             return moved
         return Batch._make(part if isinstance(part, Tensor) else torch.full((), part, device=device) for part in moved)
 
     def pinned(self) -> "Batch":
-        """Returns a copy in pinned memory for asynchronous transfer; without a GPU, itself."""
+        """Returns a copy in pinned memory for asynchronous transfer; without a GPU, returns the batch itself."""
         if not torch.cuda.is_available():
             return self
         return Batch._make(part.pin_memory() if isinstance(part, Tensor) else part for part in self)
@@ -88,7 +90,7 @@ class BatchPlan(NamedTuple):
 
 
 class TrainingBatches:
-    """The micro-batches of one rank, step by step; a step has the same samples under every plan."""
+    """The micro-batches of one rank, step by step; the plan does not change which samples a step has."""
 
     def __init__(self, shards: Shards, plan: BatchPlan, seed: int) -> None:
         self.shards, self.plan, self.seed = shards, plan, seed
@@ -128,8 +130,8 @@ def make_batch(
 ) -> Batch:
     """Builds the batch of the sequences `index`, each in its `epoch`.
 
-    `counts` are the masked positions and tokens per micro-batch, averaged over the optimizer step. Without them the
-    batch's own are used, so its losses are means over this batch only.
+    `counts` are the masked positions and tokens per micro-batch, averaged over the optimizer step. Without them, the
+    batch's own counts are used, so its losses are means over this batch only.
 
     Raises:
         LocalProblem: a sequence or its mask is damaged.

@@ -30,24 +30,25 @@ from foundation.locks import Held, Lock
 BLOCK = 8 << 20
 """Bytes per request: a lost connection costs at most this."""
 SLOWEST = 600.0
-"""Seconds that a block may take, or it counts as lost. Below 14 kB/s, a shard of 1 GB takes most of a day."""
+"""Seconds after which a block counts as lost; below 14 kB/s, a shard of 1 GB would take most of a day."""
 PATIENCE = 20.0
-"""Seconds of retries where a mistake is more likely than an outage: at opening, or after a wrong-sized answer."""
+"""Seconds of retries where a user's mistake is likelier than an outage: at opening, or if an answer's size is wrong."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between two attempts; the pause doubles each time."""
+"""First and longest pause between two attempts, in seconds; the pause doubles each time."""
 SILENCE = 30.0
-"""Seconds after which a reader says what it waits for."""
+"""Seconds of waiting after which a reader logs the shard that it waits for."""
 LOCK = ".lock"
 GB = 10**9
 FINAL = (FileNotFoundError, PermissionError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
 """Errors that a retry cannot fix."""
 _secrets: dict[str, tuple[str, str]] = {}
-"""Login and query of each URL that was given with one: only here, in memory, for they may be secret."""
+"""Login and query of each URL that has them, kept only in memory, since they may be secret."""
 
 
 def url_of(folder: Path) -> str | None:
-    """Returns the URL that was given as a path (`Path` writes s3://x as s3:/x), without login and query, which
-    `RemoteFolder` finds in `_secrets`; None for a local folder.
+    """Returns the URL of a folder (`Path` writes s3://x as s3:/x), or None for a local folder.
+
+    Login and query are removed from the URL and kept in `_secrets`, for `RemoteFolder`.
     """
     if not (found := URL.match(str(folder))):
         return None
@@ -59,7 +60,7 @@ def url_of(folder: Path) -> str | None:
 
 
 class Missing(ConfigError):
-    """A remote folder has no manifest."""
+    """Raised if a remote folder has no manifest."""
 
 
 class RemoteFolder:
@@ -179,7 +180,7 @@ remote_folder = cache(RemoteFolder)
 
 
 def local_folder(folder: Path) -> Path:
-    """Returns the folder itself or, of a URL, the folder of its local copies.
+    """Returns a local folder unchanged; for a URL, the folder of its local copies.
 
     Raises:
         ConfigError: the URL cannot be read.
@@ -207,7 +208,7 @@ class Copy(NamedTuple):
         return (self.folder.local / (self.shard.name + suffix) for suffix in self.shard.written)
 
     def is_complete(self) -> bool:
-        """True if all its files are there, by their sizes."""
+        """True if all its files exist with the expected sizes."""
         with suppress(FileNotFoundError):
             sizes = (size for size, _ in self.shard.written.values())
             return all(path.stat().st_size == size for path, size in zip(self.paths(), sizes, strict=True))
@@ -215,10 +216,10 @@ class Copy(NamedTuple):
 
 
 class ShardCache:
-    """The cache as one process uses it: fetches what is expected, in order, and removes what is least recently used.
+    """One process's view of the cache: fetches expected shards in order and removes the least recently used ones.
 
     Attributes:
-        limit: bytes of all copies together.
+        limit: maximum bytes of all copies together.
         on_wait: called every second, from any thread, while a reader waits for a shard.
     """
 
@@ -273,7 +274,7 @@ class ShardCache:
             self._thread.start()
 
     def _work(self) -> None:
-        """Fetches until a failure of any kind, which the next reader raises."""
+        """Fetches shards until any failure, which the next reader raises."""
         try:
             while True:
                 with self._changed:
@@ -286,7 +287,7 @@ class ShardCache:
             self._problem = error
 
     def _fetch(self, folder: RemoteFolder, name: str, size: int, digest: str) -> None:
-        """Verifies a file's copy, or fetches it unless another process of this machine does."""
+        """Returns once a file's copy is verified; fetches it first unless another process of this machine does."""
         path, cached = folder.local / name, folder.local.parent
         while not self._is_sound(path, size, digest):
             with suppress(Held), Lock(cached / LOCK, patience=1.0):
@@ -299,7 +300,7 @@ class ShardCache:
                     self._verified.add(path)
 
     def _is_sound(self, path: Path, size: int, digest: str) -> bool:
-        """True if a copy has its size, whenever this is asked, and its sha256, when this process first asks."""
+        """True if a copy has the expected size and sha256; a sound copy's sha256 is computed once per process."""
         with suppress(FileNotFoundError):
             if path.stat().st_size == size and (path in self._verified or file_sha256(path) == digest):
                 self._verified.add(path)
@@ -307,7 +308,7 @@ class ShardCache:
         return False
 
     def _make_room(self, cached: Path, size: int) -> None:
-        """Removes the least recently used files of the cache that are not expected until `size` bytes fit."""
+        """Removes unexpected files from the cache, the least recently used first, until `size` more bytes fit."""
         kept = {path for copy in (*self._urgent, *self._expected) for path in copy.paths()}
         found = [(path.stat(), path) for path in cached.glob("*/shard-*")]
         total = size + sum(status.st_size for status, _ in found)

@@ -38,7 +38,7 @@ OPEN_SHARDS = 32
 SHARE_UNIT = 1 << 30
 """Weights are converted to integers of about this sum, for exact arithmetic; the error is one sample in a billion."""
 LARGEST_SHARES = 1 << 32
-"""Largest sum of shares for exact arithmetic; more sequences than this are mixed in shares of `SHARE_UNIT`."""
+"""Largest sum of shares for exact arithmetic; with more sequences, shares are scaled to a sum of `SHARE_UNIT`."""
 ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
 """Manifest fields that must be equal in all folders that are read together."""
 SHOWN = 3
@@ -56,8 +56,8 @@ class Shards:
         window: shards per window of the order `windows`; 0: a permutation of the whole folder.
 
     Attributes:
-        names: the folders or URLs, as given. folders: those folders, or the local ones of the URLs' copies.
-        manifest: the first folder's; its data on tokens and masks is valid for all folders.
+        names: the folders or URLs, as given. folders: the local folder of each; for a URL, the folder of its copies.
+        manifest: the first folder's; its fields on tokens and masks hold for all folders.
         sizes: number of sequences in each folder. shares: `weights`, or else `sizes`, as integers.
         one_segment: true if no sequence has a second segment.
 
@@ -114,7 +114,7 @@ class Shards:
         return hashlib.sha256(b"".join((folder / MANIFEST_NAME).read_bytes() for folder in self.folders)).hexdigest()
 
     def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns sequence and epoch of these samples, both int64 [B]; a folder's epoch has each sequence once."""
+        """Returns sequence and epoch of each of the samples, int64 [B]; a folder's epoch has each sequence once."""
         folder_B, number_B = dealt(sample_B, self.shares)
         epoch_B, place_B = np.divmod(number_B, np.array(self.sizes)[folder_B])
         index_B = np.empty_like(place_B)
@@ -129,7 +129,7 @@ class Shards:
         return index_B, epoch_B
 
     def expect(self, sample_B: np.ndarray, seed: int) -> None:
-        """Prepares for reading these samples, in ascending order: fetches their windows and the next from remote
+        """Prepares for reading the samples, in ascending order: fetches their windows and the next ones from remote
         folders in the background, and unmaps the shards of other windows.
         """
         if not self.window and not self._is_remote:
@@ -153,10 +153,11 @@ class Shards:
             CACHE.expect(copies)
 
     def require_room(self) -> None:
-        """Checks that the cache holds what an order needs of remote folders: two windows of each, or all shards.
+        """Checks that the cache is large enough for the order: for two windows of each remote folder, or all its
+        shards.
 
         Raises:
-            ConfigError: it is too small.
+            ConfigError: the cache is too small.
         """
         remote = [copy for copy in self._copies if copy]
         whole = sum(copy.shard.size for copy in remote)
@@ -176,7 +177,7 @@ class Shards:
             )
 
     def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
-        """Returns the sequences of these samples if each folder is read in order, repeating at its end; int64 [B]."""
+        """Returns the sequence of each sample if every folder is read in order, over and over; int64 [B]."""
         folder_B, number_B = dealt(sample_B, self.shares)
         return np.array(self._folder_starts)[folder_B] + number_B % np.array(self.sizes)[folder_B]
 
@@ -216,7 +217,7 @@ class Shards:
         return np.array(here)[self._shard_of(index_B)]
 
     def _by_shard(self, index_B: np.ndarray) -> "Iterator[tuple[_MappedShard, np.ndarray, np.ndarray]]":
-        """Yields each shard with any of these sequences, their indices in the shard, and their rows in the batch."""
+        """Yields each shard with any of the sequences, with their indices in the shard and their rows in the batch."""
         shard_B = self._shard_of(index_B)
         for shard in np.unique(shard_B):
             rows = np.flatnonzero(shard_B == shard)
@@ -298,7 +299,7 @@ def _whole_shares(folders: Sequence[Path], weights: Sequence[float]) -> list[int
 
 
 class _MappedShard:
-    """One memory-mapped shard: maps the index of its ids at once, the ids and masks on first use."""
+    """One memory-mapped shard: the index of its ids is mapped when it is opened, ids and masks on first use."""
 
     def __init__(self, prefix: Path, sequences: int, manifest: Manifest) -> None:
         self._prefix = prefix

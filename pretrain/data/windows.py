@@ -1,7 +1,7 @@
 """The order `windows`: shards permuted per epoch, sequences permuted within each window of consecutive shards.
 
-At any time a run reads from one window of each folder, so only that window and the next have to be on this machine.
-The order follows from (seed, epoch) by keyed bijections; a sample's place costs O(1) and nothing is stored.
+At any time a run reads from one window of each folder, so only that window and the next have to be on this machine. The
+order follows from (seed, epoch) by keyed bijections; finding a sample's place takes O(1) time, and nothing is stored.
 
 Shape letters: B samples, S shards.
 """
@@ -14,11 +14,11 @@ import numpy as np
 from foundation.ordering import key_of, permuted
 
 SHARDS, WINDOW = 0, 1
-"""Keys of the two permutations."""
+"""Keys of the permutations of shards, and of sequences within a window."""
 
 
 class Windows:
-    """The order of one folder.
+    """The order `windows` of one folder's sequences.
 
     Args:
         sequences: number of sequences in each shard. window: shards per window.
@@ -38,7 +38,7 @@ class Windows:
         return shard_S, np.cumsum(sequences_S) - sequences_S
 
     def sequences(self, place_B: np.ndarray, epoch: int) -> np.ndarray:
-        """Returns the folder's sequences at these places of the epoch, int64 [B]."""
+        """Returns the folder's sequence at each of these places in the epoch's order, int64 [B]."""
         shard_S, start_S = self._order(epoch)
         edges = np.append(start_S[:: self._window], self._size)
         window_B = np.searchsorted(edges, place_B, side="right") - 1

@@ -67,11 +67,11 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint differs from what was written; the message says how."""
+    """Raised if a checkpoint differs from what was written; the message says how."""
 
 
 class NotSaved(RuntimeError):
-    """A checkpoint could not be written; its partial files are removed, and earlier checkpoints are unchanged."""
+    """Raised if a checkpoint cannot be written; its partial files are removed, earlier checkpoints are unchanged."""
 
 
 def save(
@@ -144,7 +144,7 @@ def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint
     """Returns the newest intact checkpoint, or `None` if there are none; reports those it skips, and why.
 
     Raises:
-        ConfigError: as `all_valid`.
+        ConfigError: see `all_valid`.
     """
     return next(all_valid(folder, say), None)
 
@@ -226,7 +226,7 @@ def _damage(checkpoint: Path, step: int) -> str | None:
 
 
 def marker_of(checkpoint: Path) -> bytes:
-    """Returns the content of the marker of a checkpoint with these files."""
+    """Returns the content of a marker (`complete.json`) for the files now in this checkpoint folder."""
     files = {}
     for path in (checkpoint / name for name in FILES):
         files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
@@ -234,7 +234,7 @@ def marker_of(checkpoint: Path) -> bytes:
 
 
 def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Returns the size and sha256 of each file at the time of writing."""
+    """Returns the size and sha256 of each file, as recorded when the checkpoint was written."""
     try:
         said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
     except (OSError, ValueError):
@@ -262,8 +262,8 @@ def _require_file(path: Path, expected: dict[str, Any]) -> None:
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:
-    """Removes old checkpoints and what interrupted saves left; a checkpoint removed in part lacks files, so it never
-    counts.
+    """Removes old checkpoints and the leftovers of interrupted saves; a half-removed checkpoint lacks files, so it is
+    never used.
     """
     checkpoints = _by_step(folder)
     kept = [number for number, _ in checkpoints if number <= step]

@@ -73,7 +73,7 @@ def resolve(
     `batch_size` is global; `device_type` is the device of the training machines, "cuda" or "cpu".
 
     Raises:
-        ConfigError: as `read`; or lists every combination of values that does not work.
+        ConfigError: see `read`; or lists every combination of values that does not work.
     """
     config = source if isinstance(source, DeepSpeedConfig) else read(source)
     problems = [OVERRIDE + problem for problem in _impossible(config, device_type)]

@@ -13,8 +13,7 @@ Auto = Literal["auto"]
 """A value that the run sets; the file says "auto" or leaves it out."""
 
 Bucket = Annotated[int, Field(ge=0, le=2**31, strict=False)]
-"""Elements of a buffer that DeepSpeed may allocate at once, in JSON also as 5e7; the limit is four times its default of
-5e8."""
+"""Elements of a DeepSpeed buffer, at most four times DeepSpeed's default of 5e8; JSON may also say 5e7."""
 Scale = Annotated[float, Field(ge=0, le=2**127)]
 """A loss scale that fp32 can hold."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
@@ -33,7 +32,8 @@ class OptimizerParams(Section):
     """`optimizer.params`: selects the AdamW implementation; its numbers are set by the run."""
 
     torch_adam: Literal[True]
-    """PyTorch's AdamW; DeepSpeed's own are compiled at start (50 s on two CPU cores) and keep other state."""
+    """Uses PyTorch's AdamW; DeepSpeed's own versions are compiled at start (50 s on two CPU cores) and keep other
+    state."""
     fused: bool = False
     """One kernel per update, on CPU and GPU."""
     lr: Auto = "auto"
@@ -107,7 +107,7 @@ class DeepSpeedConfig(Section):
 
     train_batch_size: Auto = "auto"
     train_micro_batch_size_per_gpu: Count | Auto = "auto"
-    """Sequences per rank and micro-batch; "auto" is its whole share of the batch, without accumulation."""
+    """Sequences per rank and micro-batch; "auto" is the rank's whole share of the batch, without accumulation."""
     gradient_accumulation_steps: Auto = "auto"
     gradient_clipping: Auto = "auto"
     optimizer: Optimizer

@@ -1,4 +1,4 @@
-"""All patches to DeepSpeed's internals. They save time, and apply only to the version they were tested on.
+"""All patches to DeepSpeed's internals. They save time, and are applied only to the version that they were tested on.
 
 With any other version none is applied, and a warning is printed: results are the same within rounding, but training is
 slower. After an upgrade, compare each patch with DeepSpeed's source, measure it again, and set `TESTED`.

@@ -92,7 +92,7 @@ class Engine(Generic[Model_co]):
 
     @property
     def adam_steps(self) -> int:
-        """Adam's step count: the updates of this run and of one whose optimizer it keeps."""
+        """Adam's step count: this run's updates, plus those of the run whose optimizer it started with, if any."""
         return int(next(iter(self.backend.adam.state.values()))["step"])
 
     def forward(self: "Engine[Runs[Inputs, Output_co]]", *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co:
@@ -187,7 +187,7 @@ def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
     Without a checkpoint, the engine stays as it is and the progress is new.
 
     Raises:
-        ConfigError: on every rank, as `checkpoint.all_valid`, or if the checkpoint is of another model.
+        ConfigError: on every rank, if no checkpoint is usable (see `checkpoint.all_valid`) or it is of another model.
     """
     problems: tuple[str, ...] = ()
     state, extra = None, None
@@ -216,9 +216,9 @@ def optimizer_step(
     """Runs the backward of each of this rank's micro-batches, then the update. Collective.
 
     Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
-    Returns the result of the update, the sum of these values over all ranks, and for each of `wishes`, such as to stop,
-    whether any rank has it. One all-reduce, read just before the update, gives every rank the last two. Only there does
-    the host wait for the device, as DeepSpeed does at that point.
+    `wishes` returns this rank's requests, such as to stop. Returns the result of the update, the sum of the values over
+    all ranks, and for each request whether any rank made it. One all-reduce just before the update computes the last
+    two; only there does the host wait for the device.
     """
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for loss, counted in losses:

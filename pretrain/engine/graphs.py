@@ -52,7 +52,7 @@ class ReplayLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the replay's own tensors; autograd copies them, as others refer to them, or adds them up."""
+        """Returns the replay's own gradient tensors, which autograd copies or adds to existing gradients."""
         ctx.replay.incoming.copy_(gradient)
         ctx.replay.backward()
         return (None, *ctx.replay.gradients)
@@ -61,8 +61,8 @@ class ReplayLoss(torch.autograd.Function):
 def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     """Makes `model.forward` replay graphs captured here, for micro-batches with the shapes of `sample`.
 
-    A micro-batch is a named tuple of tensors on the GPU. The next one overwrites its output. Evaluation, and forwards
-    with entropies, compute as before.
+    A micro-batch is a named tuple of tensors on the GPU. Each replay overwrites the output of the previous one.
+    Evaluation, and forwards with entropies, run without graphs.
     """
     eager = model.forward
     parameters = tuple(model.parameters())

@@ -18,14 +18,14 @@ from pretrain.job.processes import World
 from pretrain.model import cpu_ops, cuda_ops, ops
 
 AUTO = Path("auto")
-"""Means: choose the file by the hardware."""
+"""Value of `--deepspeed_config` that chooses the file by the hardware."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MUCH_FASTER = 2.0
 """If fp32 is this many times as fast as bf16, bf16 is emulated; in hardware it is faster than fp32."""
 LARGEST = 8192
-"""Rows of the largest product tried; no GPU is faster with larger ones."""
+"""Rows of the largest matrix product timed; no GPU is faster with more."""
 LONG_ENOUGH = 0.02
-"""No larger product is tried after one that took this many seconds: measuring takes a tenth of a second."""
+"""No larger product is timed after one that took this many seconds, so that measuring takes a tenth of a second."""
 REPEATS = 3
 REPEATABLE = {
     "CUBLAS_WORKSPACE_CONFIG": ("cuBLAS", ":4096:8", ":16:8"),
@@ -45,8 +45,8 @@ class Choice(NamedTuple):
 
 
 def choose(processes: int, given: Path = AUTO) -> Choice:
-    """Returns the file given or, for `auto`, the file of this machine's fastest precision; without DeepSpeed,
-    one process trains in fp32.
+    """Returns the given file or, for `auto`, the file of this machine's fastest precision; fp32 for one process without
+    DeepSpeed.
 
     The paper's V100 has fp16 but no bf16; from the A100 on, bf16 is as fast and does not overflow.
     """
@@ -70,7 +70,7 @@ def file_of(precision: str, processes: int) -> Path:
 
 
 def name_of_hardware() -> str:
-    """Returns the GPU's name, or the CPU's instruction set: on another one, results agree only within rounding."""
+    """Returns the GPU's name, or the CPU's instruction set; where it differs, results agree only within rounding."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU with {instructions()}"
 
 
@@ -89,9 +89,9 @@ def require_same_precision(precision: str, world: World) -> None:
 
 
 def use_operations(world: World | None = None, *, partitioned: bool = False) -> None:
-    """Replaces functions of `ops` by the fastest for the hardware, in a job for the first rank's. Collective.
+    """Replaces functions of `ops` by the fastest for the hardware; in a job, for the first rank's. Collective.
 
-    With `partitioned` weights (ZeRO stage 3), no function needs a whole weight outside its own module.
+    With `partitioned` weights (ZeRO stage 3), only functions that use a weight within its own module are chosen.
     """
     if torch.cuda.is_available():
         cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
@@ -111,8 +111,8 @@ def compute_deterministically(environment: MutableMapping[str, str] = os.environ
     for name, (library, best, *others) in REPEATABLE.items():
         if (got := environment.setdefault(name, best)) not in (best, *others):
             raise ConfigError(
-                f"{name}: got {shown(got)} from the environment, expected {' or '.join((best, *others))}: with others"
-                f" {library} is not deterministic; unset it"
+                f"{name}: got {shown(got)} from the environment, expected {' or '.join((best, *others))}: with any"
+                f" other value {library} is not deterministic; unset it"
             )
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

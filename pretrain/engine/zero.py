@@ -81,7 +81,7 @@ class DeepSpeed(Backend):
 
     @abstractmethod
     def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
-        """Sets this rank's part of a parameter's masters, or of one of its moments, from the `full` tensor."""
+        """Sets this rank's part of a parameter's master weights, or of one of its moments, from the `full` tensor."""
 
     @property
     def loss_scale(self) -> float:

@@ -1,8 +1,9 @@
-"""Settings and weights of BERT and MPNet, whose encoder is this project's, under ELECTRA's names, and the way back to
-MPNet's.
+"""Conversion of settings and weights: from BERT and MPNet, whose encoders equal this project's, to ELECTRA's names, and
+back to MPNet's.
 
 MPNet is the same network where embedding and hidden size are equal: layers, relative position bias and GELU agree. It
-has no segments and counts positions from 2. Wherever id 1 occurs it skips a position, as padding.
+has no segments and counts positions from 2. It takes id 1 for padding wherever it occurs, and does not count its
+position.
 
 Shape letters: P positions, H hidden size.
 """
@@ -19,9 +20,9 @@ from data_prep.tokens import SubwordTokenizer
 from pretrain.huggingface.folders import RELATIVE_MODEL_TYPE, STOCK_MODEL_TYPE
 
 CONVERTED = ("bert", "mpnet")
-"""Values of `model_type`."""
+"""The values of `model_type` whose models are converted."""
 PADDING = 1
-"""The id of padding in MPNet's code, which ignores the configuration; positions start after it (fairseq's padding)."""
+"""The padding id in MPNet's code, whatever the configuration says; positions start after it, as in fairseq."""
 MPNET_NAMES = {
     "attention.self.query.": "attention.attn.q.",
     "attention.self.key.": "attention.attn.k.",
@@ -32,7 +33,7 @@ MPNET_NAMES = {
     "generator_predictions.LayerNorm.": "lm_head.layer_norm.",
     "generator_lm_head.bias": "lm_head.bias",
 }
-"""Parameter names of ELECTRA, and MPNet's."""
+"""Parts of ELECTRA's parameter names, each with MPNet's name for it."""
 ELECTRA_NAMES = {
     "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
     "LayerNorm.beta": "LayerNorm.bias",
@@ -55,9 +56,9 @@ def electra_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def electra_weights(weights: Mapping[str, Tensor], model_type: str) -> dict[str, Tensor]:
-    """The encoder's weights of a BERT or MPNet under ELECTRA's names, without pooler and heads.
+    """Returns the encoder's weights of a BERT or MPNet under ELECTRA's names, without pooler and heads.
 
-    MPNet has no segment embeddings: both of ELECTRA's are zero.
+    MPNet has no segment embeddings, so both segments get zeros.
     """
     own = {name.removeprefix(f"{model_type}."): weight for name, weight in weights.items()}
     found = {
@@ -73,10 +74,10 @@ def electra_weights(weights: Mapping[str, Tensor], model_type: str) -> dict[str,
 
 
 def mpnet_weights(weights: Mapping[str, Tensor], pad: int, prefix: str) -> dict[str, Tensor]:
-    """The weights of a model of one segment under MPNet's names, `prefix` before the encoder's.
+    """Returns the weights of a model trained on one segment under MPNet's names, the encoder's with `prefix`.
 
-    The vector of segment A is added to the positions. [PAD] and the token of id 1 exchange their ids. MPNet has no
-    discriminator head.
+    The vector of segment A is added to the positions. [PAD] and the token of id 1 exchange their ids. The discriminator
+    head is left out, as MPNet has none.
     """
     found = {name: weight for name, weight in weights.items() if not name.startswith("discriminator_predictions.")}
     segments = found.pop(f"{EMBEDDINGS}token_type_embeddings.weight")
@@ -92,7 +93,7 @@ def mpnet_weights(weights: Mapping[str, Tensor], pad: int, prefix: str) -> dict[
 
 
 def with_padding_at_1(tokenizer: SubwordTokenizer) -> SubwordTokenizer:
-    """The tokenizer in which [PAD] and the token of id 1 have exchanged their ids."""
+    """Returns the tokenizer with the ids of [PAD] and of the token of id 1 exchanged."""
     pad, settings = tokenizer.special.pad, json.loads(tokenizer.files()["tokenizer.json"])
     exchanged = {tokenizer.tokens[pad]: PADDING, tokenizer.tokens[PADDING]: pad}
     settings["model"]["vocab"] |= exchanged

@@ -40,7 +40,7 @@ def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out:
 
 
 def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, settings: dict[str, Any]) -> None:
-    """Writes the tokenizer anew, with these settings; no file in a run's folder of the tokenizer is copied."""
+    """Writes the tokenizer anew, with these settings, rather than copy the files of the run's tokenizer folder."""
     files = tokenizer.files()
     files[TOKENIZER_SETTINGS] = json.dumps(json.loads(files[TOKENIZER_SETTINGS]) | settings, indent=2).encode()
     for name, content in files.items():
@@ -48,10 +48,10 @@ def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, settings: dict[str
 
 
 def require_mpnet(run: Path, model: ModelConfig, one_segment: bool) -> None:
-    """Refuses the model of a run that MPNet cannot compute.
+    """Checks that MPNet can compute the model of a run.
 
     Raises:
-        ConfigError: each reason.
+        ConfigError: lists every reason why it cannot.
     """
     problems = []
     if not (isinstance(model, ElectraModelConfig) and model.relative_position):

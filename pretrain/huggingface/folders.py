@@ -1,8 +1,8 @@
 """Models to and from Hugging Face folders: `config.json` + `model.safetensors` (+ tokenizer files).
 
 Parameter names are Hugging Face's own, so weights are copied without renaming. Without relative position a folder is a
-stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`: rather than drop the
-table, `AutoModel` refuses it, unless `trust_remote_code` lets it run the model code that the folder then carries.
+stock `ElectraForPreTraining` / `ElectraForMaskedLM`; with it `model_type` is `electra_sampler`, and the folder carries
+its model code. `AutoModel` loads it only with `trust_remote_code`, so the table is never silently dropped.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ COMPUTED = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-"""Settings of Hugging Face that `EncoderConfig` lacks and that change what a model computes: the one value that is
-computed here, which is also what their absence means."""
+"""Hugging Face settings that change what a model computes and that `EncoderConfig` lacks, each with the only value
+supported here, which is also its default."""
 
 
 class _Settings(StrictConfig):
-    """Settings read from a `config.json`; all others in it are ignored."""
+    """Settings read from a `config.json`; unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     model_type: str
@@ -59,21 +59,21 @@ _FIELDS: Any = {
     for field in dataclasses.fields(EncoderConfig)
 } | {name: (Literal[only], only) for name, only in COMPUTED.items()}
 Settings = create_model("Settings", __base__=_Settings, **_FIELDS)
-"""The settings with the fields of `EncoderConfig`, each within sizes that some model may have."""
+"""The settings read from a `config.json`, with the fields of `EncoderConfig`, whose values have upper limits."""
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-"""Numbers from 0 on, and zeros, that old versions of transformers saved as if they were weights."""
+"""Position numbers and zeros, which old versions of transformers saved among the weights."""
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """Types in which weights may be stored: fp32 represents each of them exactly."""
 
 PICKLED = "pytorch_model.bin"
-"""Weights as old versions of transformers saved them."""
+"""File of weights as old versions of transformers saved them."""
 
 AGAIN = "export or download the model again"
-"""The remedy for a damaged or incomplete folder."""
+"""End of messages about a damaged or incomplete folder."""
 
 MODEL_FILE = "modeling_electra_sampler.py"
-"""The code that a folder with relative position carries and `auto_map` names: a module of this package, as it is."""
+"""The model code in a folder with relative position, named by `auto_map`: a copy of the module in this package."""
 AUTO_CLASSES = {
     "AutoConfig": "ElectraSamplerConfig",
     "AutoModel": "ElectraSamplerModel",
@@ -137,11 +137,11 @@ def save_folder(
 def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes: Any) -> Encoder:
     """Returns the encoder of an ELECTRA or ModernBERT, from a local folder or, if there is a network, the hub.
 
-    `random_weights` keeps the shape and leaves the fresh initialization; `changes` replace fields of its configuration,
-    such as dropout.
+    With `random_weights`, the folder's weights are not read, and the encoder keeps its random initialization. `changes`
+    replace fields of its configuration, such as dropout.
 
     Raises:
-        ConfigError: no such folder, not an ELECTRA, or weights that do not fit the configuration.
+        ConfigError: no such folder, neither ELECTRA nor ModernBERT, or weights that do not fit the configuration.
     """
     local = find_folder(folder)
     config = dataclasses.replace(read_any_config(local), **changes)
@@ -200,7 +200,7 @@ def read_any_config(folder: Path) -> EncoderSizes:
 
 
 def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:
-    """Returns the encoder configuration in a folder's `config.json`, or in `settings` in its place.
+    """Returns the encoder configuration in `settings` or, by default, in the folder's `config.json`.
 
     Raises:
         ConfigError: it is not an ELECTRA, or one with settings that this implementation lacks.

@@ -1,7 +1,7 @@
 """Starting from trained models: a generator, a discriminator or both, or the encoder of a BERT or MPNet.
 
-The sizes of the run's model are theirs. Parts that they lack start fresh, and one line names these; a fresh sampling
-head starts, by default, so that p_S = p_G. Added tokens and positions extend the tables.
+The run's model takes its sizes from them. Parts that they lack start fresh, and one printed line names these parts; by
+default, a fresh sampling head starts with p_S = p_G. Added tokens and positions extend the tables.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,15 +35,15 @@ OUTPUT_MATRIX = "generator_lm_head.weight"
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
 """Fields set by the run, not by the models: dropout and initialization."""
 KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global_theta", "local_theta")
-"""Fields of one kind of encoder that its weights were trained with."""
+"""Fields, of either kind of encoder, that the run takes from the models, since the weights were trained with them."""
 EXTENSIBLE = ("vocab_size", "max_position_embeddings")
-"""Fields that may be larger in the run, whose tables are then extended."""
+"""Fields that may be larger in the run than in a model, whose tables are then extended."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
 EMBEDDINGS = "electra.embeddings."
 CLASSES = {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
-"""Parameters with a row per token."""
+"""Ends of the names of parameters with a row per token."""
 
 
 class Donor(NamedTuple):
@@ -55,9 +55,9 @@ class Donor(NamedTuple):
     """Configuration of the model's encoder; for a sampling head, of the generator's."""
     tokenizer: Path
     weights: Callable[[], dict[str, Tensor]]
-    """Reads them: a model's under Hugging Face's names, a sampling head's under this project's."""
+    """Reads the weights: a model's by Hugging Face's names, a sampling head's by this project's."""
     objective: str = ""
-    """The objective that a sampling head was trained with; it fits no other."""
+    """The objective that a sampling head was trained with; it can start only a run with the same one."""
 
     @property
     def has_tokenizer(self) -> bool:
@@ -65,15 +65,15 @@ class Donor(NamedTuple):
 
 
 Donors = tuple[Donor, ...]
-"""At least one; the generator comes first. If both hold embeddings, the last one's are used."""
+"""At least one donor, a generator first. Shared embeddings come from the last donor that is a model."""
 
 
 def find_models(names: Sequence[str]) -> Donors:
-    """GENERATOR DISCRIMINATOR, an exported folder with its generator inside, or one model, whose class decides which of
-    the two it is; local folders, or names on the hub.
+    """Returns the models of these names: GENERATOR DISCRIMINATOR, an exported folder with its generator inside, or one
+    model, whose class decides which of the two it is. Names are local folders, or names on the hub.
 
     Raises:
-        ConfigError: another number of names, no such model, or one that computes what is not computed here.
+        ConfigError: more than two names, no such model, or a model with settings that this implementation lacks.
     """
     if len(names) > 2:
         raise ConfigError(
@@ -92,12 +92,13 @@ def find_models(names: Sequence[str]) -> Donors:
 
 
 def read_model(folder: Path, first_of_two: bool = False) -> Donor:
-    """The model in a folder: a generator if it is an `ElectraForMaskedLM`, or a `ModernBertForMaskedLM` named before a
-    discriminator; else a discriminator, of which an `ElectraModel`, a BERT and an MPNet have only the encoder.
+    """Returns the model in a folder: a generator if it is an `ElectraForMaskedLM`, or a `ModernBertForMaskedLM` that is
+    named before a discriminator; else a discriminator. Of an `ElectraModel`, a BERT or an MPNet only the encoder is
+    used.
 
     Raises:
-        ConfigError: it is none of these, its output matrix is not its word embeddings, or it computes what is not
-            computed here.
+        ConfigError: it is none of these, its output matrix is not its word embeddings, or it has settings that this
+            implementation lacks.
     """
     values = read_config(folder)
     model_type = values.get("model_type")
@@ -137,11 +138,11 @@ def read_model(folder: Path, first_of_two: bool = False) -> Donor:
 
 
 def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
-    """`run` with a model of the donors' sizes. If one of the two models is missing, its width has the preset's
-    proportion to the other's, in whole heads.
+    """Returns `run` with a model of the donors' sizes. If generator or discriminator is missing, its width is the
+    other's times the preset's ratio, rounded to whole heads.
 
     Raises:
-        ConfigError: two models for an objective that trains one, or sizes that make no model here.
+        ConfigError: two models for an objective that trains one, another kind of encoder, or invalid sizes.
     """
     configs = {donor.role: donor.config for donor in donors}
     generator, discriminator = configs.get("generator"), configs.get("discriminator")
@@ -155,8 +156,8 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
         generator, discriminator = None, known
     if type(known) is not type(run.model.discriminator(vocab_size=1)):
         raise ConfigError(
-            f"init_from: {donors[-1].folder} is another kind of encoder than model.backbone {run.model.backbone};"
-            " choose a preset with its kind"
+            f"init_from: the encoder of {donors[-1].folder} is of another kind than model.backbone"
+            f" {run.model.backbone}; choose a preset with its kind"
         )
     head_size = known.hidden_size // known.num_attention_heads
     heads = known.num_attention_heads
@@ -179,11 +180,11 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
 
 
 def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
-    """Refuses donors that are no generator and discriminator of `run`'s model, or whose tokens are not the first of
-    `tokenizer`.
+    """Checks that the donors fit the generator and discriminator of `run`, and that the vocabulary of `tokenizer`
+    begins with theirs.
 
     Raises:
-        ConfigError: each field that differs, or the vocabulary.
+        ConfigError: lists every field that differs, or names a donor with another vocabulary.
     """
     encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)  # one if it trains one model
     problems = [
@@ -200,8 +201,8 @@ def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path
     for donor in donors:
         if donor.has_tokenizer and open_tokenizer(str(donor.tokenizer)).tokens != tokens[: donor.config.vocab_size]:
             raise ConfigError(
-                f"init_from: the vocabulary of {donor.folder} is not the data's, nor its beginning; build the shards"
-                " with it as --vocab"
+                f"init_from: the vocabulary of {donor.folder} is neither the data's nor its beginning; build the"
+                " shards with that folder as --vocab"
             )
 
 
@@ -215,7 +216,8 @@ def normalized_otherwise(donors: Donors, tokenizer: Path) -> Iterator[Path]:
 
 
 def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
-    """Gives the model the donors' weights, starts its other parts, and names these and the number of new tokens.
+    """Loads the donors' weights into the model, starts its other parts, and prints the names of those parts and the
+    number of new tokens.
 
     Both encoders start with the embeddings of a single donor; with `gdes`, Delta is their difference. `tokenizer` is
     the data's.
@@ -235,11 +237,12 @@ def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
 
 
 def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
-    """Copies the donors' weights into the model, bit for bit, and returns the names of the parts that have any; says
-    that the discriminator's embeddings are used for both encoders where the model shares them and the donors do not.
+    """Copies the donors' weights into the model, bit for bit, and returns the names of the parts that received weights.
+
+    If the model shares its embeddings and the donors' differ, prints that the discriminator's are used.
 
     Raises:
-        ConfigError: as `load_donors`.
+        ConfigError: see `load_donors`.
     """
     loaded: list[str] = []
     embeddings: list[dict[str, Tensor]] = []
@@ -277,10 +280,10 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
 
 
 def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer: Path) -> dict[str, Tensor]:
-    """The weights with rows for the positions and tokens of `config` that the donor lacks.
+    """Returns the donor's weights with rows added for the positions and tokens of `config` that it lacks.
 
-    Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. A table of
-    another length than its configuration's is left for `fill` to refuse.
+    Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. A table whose
+    length contradicts the donor's configuration is left as it is; `fill` refuses it later.
     """
     positions, known = config.max_position_embeddings, donor.config.max_position_embeddings
     size = donor.config.vocab_size

@@ -35,7 +35,7 @@ from transformers.utils import can_return_tuple
 
 
 class ElectraSamplerConfig(ElectraConfig):
-    """Sizes and dropout of `ElectraConfig`, plus T5's two for relative positions."""
+    """The settings of `ElectraConfig`, plus T5's two settings of relative positions."""
 
     model_type = "electra_sampler"
     relative_attention_num_buckets: int = 32
@@ -62,8 +62,8 @@ class Embeddings(nn.Module):
 class RelativePositionBias(nn.Embedding):
     """T5's bias on attention scores (Raffel et al. 2020, section 2.1): one value per bucket of distances and head.
 
-    Half of the buckets are for keys to the right. In each direction the near half of the buckets are single distances,
-    the others grow logarithmically up to the largest distance.
+    Half of the buckets are for keys to the right. In each direction, the nearer half hold one distance each; the others
+    grow logarithmically up to the largest distance.
     """
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
@@ -86,7 +86,7 @@ class RelativePositionBias(nn.Embedding):
         ]
 
     def forward(self, position_ids_BL: Tensor) -> Tensor:
-        """Bias of every query and key, [B, N, L, L]."""
+        """Returns the bias of every query and key, [B, N, L, L]."""
         distance_BLL = position_ids_BL[:, None, :] - position_ids_BL[:, :, None]  # key position minus query position
         magnitude_BLL, bucket_BLL = distance_BLL.abs(), self.per_direction * (distance_BLL > 0).long()
         for start in self.bucket_starts:
@@ -97,7 +97,7 @@ class RelativePositionBias(nn.Embedding):
 class Heads(nn.Module):
     """Self-attention: softmax(Q K^T / sqrt(D) + bias) V, heads concatenated.
 
-    (transformers would not let `attn_implementation` change later in a module that it takes for its own by the name.)
+    (If its name ended in "Attention", transformers would refuse later changes of `attn_implementation`.)
     """
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
@@ -109,7 +109,7 @@ class Heads(nn.Module):
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_BLH: Tensor, bias: Tensor, eager: bool) -> tuple[Tensor, Tensor | None]:
-        """States [B, L, H] and, if `eager`, attention weights [B, N, L, L]."""
+        """Returns states [B, L, H] and, if `eager`, attention weights [B, N, L, L]."""
         query_BNLD, key_BNLD, value_BNLD = (
             projection(hidden_BLH).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
@@ -154,7 +154,7 @@ class Encoder(nn.Module):
 
 
 class ElectraSamplerPreTrainedModel(ElectraPreTrainedModel):
-    """Loading, saving and initialization."""
+    """Base class of the models: loading, saving and initialization."""
 
     config_class = ElectraSamplerConfig
     _supports_flash_attn = False  # no other attention takes a learned bias
@@ -177,7 +177,7 @@ class ElectraSamplerPreTrainedModel(ElectraPreTrainedModel):
 
 
 class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
-    """The encoder, `AutoModel`."""
+    """The encoder, loaded by `AutoModel`."""
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
@@ -198,7 +198,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutput:
-        """Ids [B, L], or word embeddings [B, L, E], to `last_hidden_state` [B, L, H].
+        """Maps ids [B, L], or word embeddings [B, L, E], to `last_hidden_state` [B, L, H].
 
         `attention_mask` is 1 where a position is visible: [B, L], or [B, L, L] per query; floats of [B, 1, L, L] are
         added to the scores. `position_ids` decide absolute and relative positions.
@@ -240,7 +240,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
 
     @staticmethod
     def _masked(bias_BNLL: Tensor, mask: Tensor | None) -> Tensor:
-        """The bias with the lowest number where the mask hides a key."""
+        """Returns the bias with the lowest number where the mask hides a key."""
         if mask is None:
             return bias_BNLL
         if mask.dim() == 4 and mask.is_floating_point():
@@ -251,7 +251,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
 
 
 class ElectraSamplerWithHead(ElectraSamplerPreTrainedModel):
-    """A task head of Hugging Face's ELECTRA, which subclasses name second, on this encoder."""
+    """Base class of models with a task head of Hugging Face's ELECTRA, the second base class, on this encoder."""
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)

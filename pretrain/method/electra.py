@@ -100,11 +100,11 @@ class Detection(Objective):
         """Returns p_G at the masked positions, and L_G."""
 
     def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
-        """Draws x' for training, and returns with it the loss L_S of what the sampler learned."""
+        """Draws x' for training; returns the draw and the function that computes the sampler's loss L_S."""
         return self.draw_from_p_G(batch, prediction)
 
     def draw_from_p_G(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
-        """Draws x' as in ELECTRA, where no sampler learns: L_S is 0."""
+        """Draws x' as in ELECTRA; returns the draw and an L_S of 0, as no sampler learns."""
         q = prediction.p.tempered(self.objective.temperature)
         drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
         return drawn, no_loss

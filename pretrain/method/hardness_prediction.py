@@ -75,7 +75,7 @@ class HPLoss(SamplingHead):
 
     @torch.no_grad()
     def start(self) -> None:
-        """With `proposal`, starts with z = 0, the same estimated loss for every token, so p_S = p_G."""
+        """With `sampling_start` = `proposal`, starts at z = 0: all tokens' estimated losses are equal, so p_S = p_G."""
         if self.objective.sampling_start == "proposal":
             self.sampler_transform.LayerNorm.weight.zero_()
 
@@ -111,7 +111,7 @@ class HPDist(SamplingHead):
 
     @torch.no_grad()
     def start(self) -> None:
-        """With `proposal`, starts as a copy of the MLM head, so p_S = p_G."""
+        """With `sampling_start` = `proposal`, starts as a copy of the MLM head, so p_S = p_G."""
         if self.objective.sampling_start == "proposal":
             self.sampler_transform.load_state_dict(self.generator_predictions.state_dict())
             if self.objective.sampling_bias:

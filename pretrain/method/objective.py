@@ -30,7 +30,7 @@ class Cost(NamedTuple):
     discriminator_forwards: int = 0
     """Forwards of the discriminator without a gradient."""
     keeps_scores: bool = False
-    """True if a draw needs the scores of all tokens at once, even where the softmax does not (`ops.softmax`)."""
+    """True if a draw needs the scores of all tokens at once, even where `ops.softmax` avoids storing them."""
 
 
 class ObjectiveConfig(StrictConfig):
@@ -60,7 +60,7 @@ class PredictionConfig(ObjectiveConfig):
     @classmethod
     def _lets_something_be_learned(cls, gamma: Gamma) -> Gamma:
         if gamma != "piecewise" and not 0 <= gamma <= LARGEST_GAMMA:
-            raise ValueError(f"got {gamma}, expected 0, a positive number to {LARGEST_GAMMA:g} or 'piecewise'")
+            raise ValueError(f"got {gamma}, expected 0, a positive number up to {LARGEST_GAMMA:g} or 'piecewise'")
         return gamma
 
 
@@ -112,7 +112,7 @@ class Objective(nn.Module, ABC):
     exports: ClassVar[dict[str, tuple[str, ...]]]
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
     text: Callable[[], Shards]
-    """Opens the shards that the run trains on; `build_model` sets it, and only drawing may call it."""
+    """Opens the shards that the run trains on; set by `build_model`. Call it only while drawing."""
 
     def __init__(self, model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, special_mask_id: int) -> None:
         super().__init__()
@@ -127,7 +127,9 @@ class Objective(nn.Module, ABC):
         """Initializes the objective's own parameters, after the generator's."""
 
     def outputs(self, batch: Batch) -> Mapping[str, Output]:
-        """Runs the forward for each sampling distribution; returns the outputs by its name, training's last."""
+        """Runs the forward for each sampling distribution; returns the outputs by its name, with the one of training
+        last.
+        """
         return {"p_G": self(batch, entropies=True)}
 
     def exported(self, folder: str) -> nn.ModuleDict:

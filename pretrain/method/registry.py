@@ -49,7 +49,7 @@ class Origin(StrictConfig):
         if self.name not in LOADED:
             raise ValueError(
                 f"objective: the run trains with {self.objective}, and a file runs only if you name it; add"
-                f" --objective {self.objective}, or, if the command has no such option, name an export"
+                f" --objective {self.objective}, or, if the command has no such option, use an exported folder"
             )
         here = LOADED[self.name].origin
         if here.sha256 != self.sha256:

@@ -42,7 +42,7 @@ class Draw(NamedTuple):
     log_q_BK: Tensor
     """Log-probability of x' under the distribution it was drawn from."""
     log_max_q_BK: Tensor
-    """The largest log-probability of the distribution x' was drawn from."""
+    """Log-probability of the most likely token under the distribution x' was drawn from."""
     entropy_q_BK: Tensor | None
     """Entropy of the distribution x' was drawn from, in nats, if entropies were requested."""
     estimated_loss_BK: Tensor | None = None
@@ -100,7 +100,7 @@ def replace(input_ids_BL: Tensor, positions_BK: Tensor, valid_BK: Tensor, tokens
 class AtPositions(torch.autograd.Function):
     """Gathers the states [B, L, H] at the masked positions [B, K].
 
-    Positions are distinct, except padding ones, whose gradients are zero; so the backward may add in any order.
+    Valid positions are distinct, and the gradients of unused slots are zero, so the backward may add in any order.
     """
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""The Transformer encoder and its heads in plain torch, used by every model here and copied into exports."""
+"""The Transformer encoders and their heads, used by every model of this project, and their faster operations."""

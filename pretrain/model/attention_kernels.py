@@ -1,8 +1,8 @@
 """The Triton kernels of `triton_attention`, which describes the algorithm.
 
-Each kernel walks through three zones of tiles: FAR, beyond the distances whose bias differs, where a tile has one bias;
-NEAR, with a tile of biases; LAST, the sequence's last tile, if it has padding: only there scores are masked. Distances
-of tiles are in tiles. Scores are the products q k, before scaling.
+Each kernel walks through three zones of tiles: FAR, whose distances all have one bias; NEAR, where a tile of scores has
+a tile of biases; LAST, the sequence's last tile if it has padding, the only one with masked scores. The distance
+between two tiles is in tiles. Scores are the products q k, before scaling.
 
 Shape letters: M queries and K keys of a tile (SIDE of each), W head size padded to a power of two, G groups of 8 keys,
 S rows of partial sums, C diagonals, P elements of a tile.
@@ -196,21 +196,21 @@ def table_backward(partial, lengths, table_gradient, B, N, tiles, span, S: tl.co
 
 @triton.jit
 def _start(head, L, N, D):
-    """Offset of a head's first element in a tensor [B, L, N, D]."""
+    """Returns the offset of a head's first element in a tensor [B, L, N, D]."""
     return (head // N).to(tl.int64) * L * N * D + head % N * D
 
 
 @triton.jit
 def _middle(head, N, span, SIDE: tl.constexpr):
-    """Offset of a head's tile of biases at distance 0 in a tensor [N, 2 span + 3, M, K]."""
+    """Returns the offset of a head's tile of biases at distance 0 in a tensor [N, 2 span + 3, M, K]."""
     return (head % N * (2 * span + 3) + span + 1) * SIDE * SIDE
 
 
 @triton.jit
 def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
-    """Range of loop steps that covers one zone, for one tile: (begin, end, first step that skips tiles, tiles skipped).
+    """Returns the loop's range over one zone, for one tile: (begin, end, first step that skips tiles, tiles skipped).
 
-    The sequence has `whole` full tiles, then perhaps a partial one. All zones are empty if this tile is padding.
+    The sequence has `whole` full tiles, then perhaps a partial one. All zones are empty if this tile is all padding.
     """
     is_padding = tile * SIDE >= length
     near = tl.minimum(tl.maximum(tile - span, 0), whole)
@@ -229,7 +229,7 @@ def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
 def _scores(
     q_MW, k_KW, biases, distance, span, visible, zone: tl.constexpr, D: tl.constexpr, SIDE: tl.constexpr
 ):  # fmt: skip
-    """Returns a tile of q k + bias sqrt(D), in far tiles of q k alone, and the bias left out, in units of ln 2.
+    """Returns a tile of scores q k + bias sqrt(D), and 0; of a far tile, q k alone, and its one bias times log2(e).
 
     In the last tile, keys are visible up to `visible`.
     """
@@ -249,7 +249,7 @@ def _scores(
 
 @triton.jit
 def _diagonals(values_MK, SIDE: tl.constexpr):
-    """Sums along the diagonals of a tile: first the main one and the ones above it, then the ones below."""
+    """Returns the sums along a tile's diagonals: first the main one and the ones above it, then the ones below."""
     row_P, column_P = tl.arange(0, SIDE * SIDE) // SIDE, tl.arange(0, SIDE * SIDE) % SIDE
     turned_P = tl.gather(values_MK.reshape(SIDE * SIDE), row_P * SIDE + (row_P + column_P) % SIDE, 0)
     upper_P = tl.where(row_P + column_P < SIDE, turned_P, 0.0)  # columns are diagonals now
@@ -259,7 +259,7 @@ def _diagonals(values_MK, SIDE: tl.constexpr):
 
 @triton.jit
 def kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
-    """True where dropout keeps a probability. Depends on the positions only, not on the size of the tile."""
+    """Returns a mask, true where dropout keeps a value; it depends on row and column only, not on the tile's size."""
     group_G = tile * (K // 8) + tl.arange(0, K // 8)
     zero_MG = row_M[:, None] * 0 + group_G[None, :] * 0
     a_MG, b_MG, c_MG, d_MG = tl.philox(
@@ -275,10 +275,10 @@ def kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
 
 @triton.jit
 def _kept(seed, head, row_M, column, SIDE: tl.constexpr, dropped):
-    """True where dropout keeps a probability of a tile.
+    """Returns the mask `kept` of a tile of probabilities, its columns in another order.
 
-    The columns are ordered so that those drawn together lie in one thread's registers, as products of tensor cores
-    do: two neighbors in each of four groups of 8. So no value moves between threads.
+    Bits drawn together go to columns in one thread's registers, laid out as tensor cores do: two neighbors in each of
+    four groups of 8. So no value moves between threads.
     """
     kept_MK = kept(seed, head, row_M, column, SIDE, dropped)
     return kept_MK.reshape(SIDE, SIDE // 32, 4, 4, 2).permute(0, 1, 3, 2, 4).reshape(SIDE, SIDE)
@@ -286,7 +286,7 @@ def _kept(seed, head, row_M, column, SIDE: tl.constexpr, dropped):
 
 @triton.jit
 def _load(start, row_X, L, stride, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows of a head, [X, WIDTH]; zero beyond L and beyond D."""
+    """Returns rows of a head, [X, WIDTH]; zero beyond L and beyond D."""
     column_W = tl.arange(0, WIDTH)
     inside_XW = row_X[:, None] < L
     if D < WIDTH:
@@ -305,7 +305,7 @@ def _store(start, values_XW, row_X, L, stride, D: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def _dot(a, b, total):
-    """The product in fp32, added to a total. Triton's interpreter cannot multiply bf16."""
+    """Returns `total` plus the product of a and b in fp32; Triton's interpreter cannot multiply bf16."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total)

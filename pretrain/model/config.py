@@ -38,16 +38,16 @@ class Parts(NamedTuple):
     """The modules of one kind of encoder; each is built from the configuration of an encoder."""
 
     encoder: Any
-    """Built from its embeddings, too."""
+    """The encoder, built from its configuration and embeddings."""
     embeddings: Any
     disentangled: Any
     """Embeddings of a discriminator under gradient-disentangled sharing, built from the generator's."""
     transform: Any
-    """Hidden states to word embeddings, for scores over the vocabulary."""
+    """Maps hidden states to the space of word embeddings, for scores over the vocabulary."""
     detector: Any
-    """Hidden states to the discriminator's logits."""
+    """Maps hidden states to the discriminator's logits."""
     layers: Any
-    """The layers alone, which a forecast measures."""
+    """The layers without embeddings, which a forecast times."""
 
 
 class ModelConfig(StrictConfig):
@@ -93,8 +93,8 @@ class ModelConfig(StrictConfig):
         if self.intermediate_size * self.generator_hidden_size < self.hidden_size:
             raise ValueError(
                 f"intermediate_size: got {self.intermediate_size}, expected at least"
-                f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's scales with its width,"
-                f" from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
+                f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's is scaled down"
+                f" like its width, from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
             )
         return self
 
@@ -161,7 +161,8 @@ class ModernModelConfig(ModelConfig):
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights (ModernBERT: none)."""
     global_every: int = Field(default=3, gt=0, le=1024)
-    """Every so many layers attend to all tokens, from the first on, and the others to a window (ModernBERT)."""
+    """Every so many layers, from the first on, one attends to all tokens; the others attend to a window
+    (ModernBERT)."""
     window: int = Field(default=128, gt=0, le=2**17, multiple_of=2)
     """Tokens around each one that a layer with a window attends to, half on each side (ModernBERT)."""
     global_theta: float = Field(default=10_000.0, gt=1, le=1e9)

@@ -22,20 +22,20 @@ from pretrain.model import ops
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """True if PyTorch was built with oneDNN's linear product, as on x86 and Arm."""
 BITS = 16
-"""Random bits per value for dropout, and bits of its probability: 0.1 becomes 6554 / 65536."""
+"""Random bits per value for dropout, whose probability is rounded to so many bits: 0.1 becomes 6554 / 65536."""
 HALF = (torch.bfloat16, torch.float16)
 """Types in which PyTorch sums the gradients of LayerNorm and of embeddings over tokens without widening to fp32."""
 
 
 PLAIN_LINEAR = ops.linear
 ONEDNN_IS_FASTER = ("avx512", "avx512_bf16", "amx")
-"""Instruction sets with which oneDNN multiplies faster in fp32 than MKL, which PyTorch takes: 1.9 times on an AMD EPYC
-of 2024. With AVX2 alone MKL is faster, 1.3 times on an AMD EPYC of 2021. On Arm PyTorch has no MKL."""
+"""Instruction sets with which oneDNN multiplies faster in fp32 than MKL, PyTorch's choice: 1.9 times on an AMD EPYC of
+2024. With AVX2 alone MKL is faster, 1.3 times on an AMD EPYC of 2021. On Arm PyTorch has no MKL."""
 
 
 def use(instruction_set: str | None = None) -> None:
-    """Replaces functions of `ops` in this process by the ones here that are faster with an instruction set, by default
-    this CPU's.
+    """Replaces functions of `ops` in this process by those of this module that are faster on a CPU with this
+    instruction set, by default this machine's.
     """
     for form in (attend, dropout, layer_norm, look_up):
         setattr(ops, form.__name__, form)
@@ -45,7 +45,7 @@ def use(instruction_set: str | None = None) -> None:
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
     """Computes `ops.attend`, faster for a learned bias or dropout.
 
-    PyTorch has no fast kernel for these, and computes bf16 products in fp32.
+    PyTorch has no fast kernel for either, and computes bf16 products in fp32.
     """
     learning = torch.is_grad_enabled() and (dropout > 0 or bias.requires_grad)
     if not learning or torch.compiler.is_compiling():

@@ -22,8 +22,8 @@ def use(capability: tuple[int, int], partitioned: bool = False) -> None:
     """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability can run them and
     Triton is installed.
 
-    With `partitioned` weights (ZeRO stage 3) those that use weights outside their own modules stay plain: a weight
-    exists only while its module runs.
+    With `partitioned` weights (ZeRO stage 3), functions that use weights outside the weights' own modules are not
+    replaced: a weight exists only while its module runs.
     """
     if capability < LEAST_CAPABILITY or find_spec("triton") is None:
         return
@@ -57,7 +57,9 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients_XO: Tensor) -> tuple[Tensor, ...]:
-        """One product for all weights, one sum for all biases; for the input each product adds to the one before."""
+        """Computes all weights' gradients in one product, all biases' in one sum, and the input's in one product per
+        layer.
+        """
         input_XI, *weights = ctx.saved_tensors
         input_RI = input_XI.flatten(0, -2)
         gradient_PRO = together([gradient_XO.flatten(0, -2) for gradient_XO in gradients_XO])
@@ -69,7 +71,7 @@ class _Linears(torch.autograd.Function):
 
 
 def together(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the parts as one tensor [P, ...]: a view where they follow each other in memory, as attention's do."""
+    """Returns the parts as one tensor [P, ...]: a view if adjacent in memory, as attention's are, else a copy."""
     first, size = parts[0], parts[0].numel()
     follow = (
         part.is_contiguous()

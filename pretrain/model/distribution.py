@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LEAST_LOSS = 1e-30
-"""Lower bound on L_hat: times the largest p_G (at least 1/V) it is still a normal fp32 number. It changes p_S only if
-the estimated loss of every token that p_G finds likely is below it."""
+"""Lower bound on L_hat, chosen so that its product with the largest p_G (at least 1/V) is a normal fp32 number. It
+changes p_S only if the estimated loss of every token that p_G finds likely is below it."""
 ENTROPY_ROWS = 64
 """Rows per entropy computation: 8 MB of fp32 with 30,522 tokens; a whole micro-batch would take hundreds of MB."""
 BLOCK = 128  # near the square root of 30,522 tokens; sizes from 64 to 512 take the same time
@@ -43,7 +43,7 @@ class Scores(Protocol):
 
 
 class Distribution(ABC):
-    """A distribution over the vocabulary for each position [X]. What a form does not define, its dense form computes.
+    """A distribution over the vocabulary for each position [X]; operations that a subclass lacks convert it to `Dense`.
 
     Attributes:
         sum_XN: sums of the weights by block.
@@ -80,7 +80,7 @@ class Distribution(ABC):
         return self.dense().log_p(ids_X)
 
     def log_at(self, ids_X: Tensor) -> Tensor:
-        """Returns `log_p` without gradient, [X]; probabilities are at least the smallest normal number."""
+        """Returns `log_p` without gradient, [X]; probabilities are clamped to at least the smallest normal number."""
         return self.log_p(ids_X).detach()
 
     def detach(self) -> "Distribution":
@@ -109,13 +109,13 @@ class Distribution(ABC):
         return self.dense().without(ids_X)
 
     def mixed(self, other: "Distribution", share: float) -> "Distribution":
-        """Returns (1 - share) p + share other, of which `other` is a softmax."""
+        """Returns the distribution (1 - share) p + share other; `other` must be a softmax."""
         return self.dense().mixed(other, share)
 
     def weighed(
         self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
     ) -> "Distribution":
-        """Returns the distribution proportional to p L_hat^exponent, L_hat from z: HP_Loss's, as `hp_loss_weights`."""
+        """Returns the distribution proportional to p L_hat^exponent, with L_hat from z as in `hp_loss_weights`."""
         return self.dense().weighed(z, original_X, exponent, least)
 
 
@@ -149,7 +149,7 @@ class Dense(Distribution):
 
     @cached_property
     def total_X(self) -> Tensor:
-        """Sum of the weights, NaN if it is infinite."""
+        """Sum of each row's weights; NaN if it is infinite."""
         total_X = _cumulative_sum(self.sum_XN)[..., -1]
         return total_X + 0 * total_X
 
@@ -180,7 +180,7 @@ class Dense(Distribution):
 
     @torch.no_grad()
     def tempered(self, temperature: float) -> "Dense":
-        """Scales each row's largest weight to 1."""
+        """Returns the distribution proportional to p^(1/T), each row's largest weight scaled to 1."""
         if temperature == 1:
             return self
         return Dense((self.weights_XV / self.weights_XV.amax(-1, keepdim=True)).pow_(1 / temperature))
@@ -303,7 +303,7 @@ def draw_in_blocks(
 def _cumulative_sum(values_XN: Tensor) -> Tensor:
     """Returns each row's cumulative sum, also under deterministic algorithms.
 
-    With these PyTorch refuses every floating-point `cumsum` on a GPU, though it varies only where a single row takes
+    Under them, PyTorch refuses every floating-point `cumsum` on a GPU, though it varies only where a single row takes
     several thread blocks (ATen/native/cuda/ScanUtils.cuh); a row here has a few hundred values.
     """
     with in_any_order():
@@ -312,9 +312,9 @@ def _cumulative_sum(values_XN: Tensor) -> Tensor:
 
 @contextmanager
 def in_any_order() -> Iterator[None]:
-    """Lifts deterministic algorithms for sums that are the same in any order: of integers, or of one value each.
+    """Allows nondeterministic algorithms, for sums that are the same in any order: of integers, or of one value each.
 
-    For `scatter_add` they take a sort and thirty kernels on a GPU.
+    A deterministic `scatter_add` takes a sort and thirty kernels on a GPU.
     """
     strict = torch.are_deterministic_algorithms_enabled()
     if strict:

@@ -14,7 +14,7 @@ def gelu_backward(
     x, gradient, x_gradient, partial, rows, columns, tiles,
     R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of GELU's input, and its sums over the tiles of this program: each has R rows, C columns."""
+    """Writes the gradient of GELU's input, and its sums over this program's tiles of R rows and C columns."""
     column_C = tl.program_id(1) * C + tl.arange(0, C)
     sum_C = tl.zeros([C], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
@@ -64,9 +64,9 @@ def norm_backward(
     rows, columns, tiles, dropped, factor,
     R: tl.constexpr, C: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of residual and values; and of weight and bias, summed over this program's tiles.
+    """Writes the gradients of residual and values, and those of weight and bias, summed over this program's tiles.
 
-    Without dropout both gradients are one tensor.
+    Without dropout, values and residual have the same gradient, which is written once.
     """
     column_C = tl.arange(0, C)
     weight_C = tl.load(weight + column_C, mask=column_C < columns, other=0.0).to(tl.float32)

@@ -79,8 +79,8 @@ class EncoderConfig(EncoderSizes):
 
     @property
     def layer_elements(self) -> int:
-        """Its input; query, key, value and output of attention; the inputs of both LayerNorms; input and output of
-        GELU, and the input of the dense layer before it.
+        """Counts the layer's input; query, key, value and output of attention; the inputs of both LayerNorms; input and
+        output of GELU, and the input of the dense layer before it.
         """
         return 8 * self.hidden_size + 2 * self.intermediate_size
 
@@ -110,11 +110,11 @@ class Embeddings(nn.Module):
         self.dropout = ops.Dropout(config.hidden_dropout_prob)
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Makes these weights, by name, the embeddings that the encoder adds up."""
+        """Sets the embeddings to `weights`, by name; disentangled embeddings set Delta so that E_D equals them."""
         self.load_state_dict(weights)
 
     def plain(self) -> "Embeddings":
-        """Returns embeddings whose tables hold what the encoder adds up: these."""
+        """Returns the embeddings as a single ordinary module: here, this module itself."""
         return self
 
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ class DisentangledEmbeddings(Embeddings):
     """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
     and positions, with its own segment embeddings and LayerNorm.
 
-    E_G is in `shared`, which is the generator's; the tables here hold Delta, 0 at the start. Rows are added after both
-    look-ups: under ZeRO-3 a table exists only while its own module runs.
+    `shared` is the generator's module, with E_G; the tables here hold Delta, 0 at the start. Rows, not tables, are
+    added: under ZeRO-3 a table exists only while its own module runs.
     """
 
     def __init__(self, shared: Embeddings) -> None:
@@ -151,7 +151,7 @@ class DisentangledEmbeddings(Embeddings):
 
     @torch.no_grad()
     def plain(self) -> Embeddings:
-        """Returns embeddings with E_D in their tables."""
+        """Returns the embeddings as a single ordinary module, with E_D in its tables."""
         total = copy.deepcopy(self.shared)
         for name, weight in total.named_parameters():
             own = self.get_parameter(name)
@@ -175,7 +175,7 @@ class TiedEmbedding(nn.Embedding):
     def forward(
         self, input: Tensor, use: Callable[[Tensor, Tensor], Tensor] | None = None, frozen: bool = False
     ) -> Tensor:
-        """Returns `use(input, matrix)`, by default the rows of the ids [...], [..., E].
+        """Returns `use(input, matrix)`; by default, the matrix rows of the ids `input` [...], [..., E].
 
         With `frozen`, no gradient reaches the matrix [V, E].
         """
@@ -193,9 +193,9 @@ class Encoder(nn.Module):
     embeddings: Any
 
     def standalone(self) -> Self:
-        """Returns the encoder for export: itself or, with disentangled embeddings, a view with plain E_D instead.
+        """Returns the encoder for export: itself or, with disentangled embeddings, a copy whose embeddings hold E_D.
 
-        The view shares all other weights.
+        The copy shares all other weights.
         """
         embeddings = self.embeddings.plain()
         if embeddings is self.embeddings:
@@ -360,8 +360,8 @@ def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> Non
 def relative_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
     """Returns T5's bidirectional bucket of each signed distance (Raffel et al. 2020, section 2.1).
 
-    Each direction has half of the buckets: the first half of those for exact distances, the rest spaced logarithmically
-    up to `max_distance`.
+    Each direction has half of the buckets. Of those, the first half hold one distance each; the rest are spaced
+    logarithmically up to `max_distance`.
     """
     per_direction = num_buckets // 2
     exact = per_direction // 2

@@ -1,14 +1,14 @@
 """Self-attention with a learned relative bias in Triton, forward and backward, with the same bits in every run.
 
 - The bias of a head is a table by distance (key position minus query position). A tile of scores wholly beyond
-  `max_distance` has one bias, read once; for the others, tiles of biases by distance are made once for all layers and
-  sequences. No tensor has the size [B, N, L, L].
+  `max_distance` has one bias, read once; for the others, tiles of biases, one per distance between tiles, are made once
+  for all layers and sequences. No tensor has the size [B, N, L, L].
 - Padding is at the end and given by lengths: tiles of padding are skipped, and its outputs and gradients are zero.
 - Dropout draws 16 bits per probability from Philox, keyed by seed, sequence, head, query and key; the backward draws
   them again. The seed comes from PyTorch's generator of the device.
-- The backward has one pass for the query's gradient and one for key and value. The first also sums the
-  scores' gradient along the diagonals of each tile, and a last kernel adds up these sums in a fixed order: no atomic
-  addition. The gradients of a head's biases sum to zero, because a constant added to all scores changes nothing.
+- The backward has one pass for the query's gradient and one for key and value. The first also sums the scores' gradient
+  along the diagonals of each tile, and a last kernel adds up these sums in a fixed order: no atomic addition. The
+  gradients of a head's biases sum to zero, because a constant added to all scores changes nothing.
 - Sums are in fp32. In fp32 itself, and for heads wider than `WIDEST_HEAD`, PyTorch's operations run: tiles would not
   fit a GPU.
 
@@ -35,13 +35,14 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 
 class RelativeBias(NamedTuple):
-    """The `bias` of `attend`."""
+    """The relative bias and the padding mask, as the `bias` of `attend`."""
 
     lengths_B: Tensor
     table_NR: Tensor | None
-    """Biases by distance from -R/2 to R/2 - 1, in fp32, in which gradients of layers and sequences are added."""
+    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32."""
     tiles_NTMK: Tensor | None
-    """The biases that kernels read, in the precision of the model: a tile per distance in tiles, from -T//2 to T//2."""
+    """The biases that the kernels read, in the model's precision: one tile for each distance between tiles, from -T//2
+    to T//2."""
 
 
 def attention_bias(
@@ -79,19 +80,21 @@ def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, 
 
 
 def dropout_of(p: float, device: torch.device) -> tuple[Tensor | None, int, float]:
-    """Returns a dropout's seed, the least number of `BITS` bits that keeps a value, and the factor of values kept."""
+    """Returns a dropout's seed, the least random number of `BITS` bits that keeps a value, and the factor of kept
+    values.
+    """
     dropped = min(round(p * 2**BITS), 2**BITS - 1)
     seed = torch.randint(2**63 - 1, (1,), device=device) if dropped else None
     return seed, dropped, 2**BITS / (2**BITS - dropped)
 
 
 def side_of(head_size: int) -> int:
-    """Returns the queries of a tile, and its keys."""
+    """Returns the side of a tile: its number of queries, and of keys."""
     return 64 if head_size <= 64 else 32
 
 
 def settings(head_size: int, dropped: int) -> dict[str, Any]:
-    """Returns the compile-time parameters of the kernels; more warps would compute rows of 64 twice."""
+    """Returns the kernels' compile-time parameters; with more warps, a tile of 64 rows would be computed twice."""
     width = max(16, next_power_of_2(head_size))
     return {"D": head_size, "WIDTH": width, "DROPOUT": dropped > 0, "SIDE": side_of(head_size), "num_warps": 4}
 

@@ -1,8 +1,8 @@
 """GELU, and LayerNorm after dropout and residual, in Triton: fewer passes over memory, with the same bits in every run.
 
 - GELU's backward also sums the gradient of the bias that was added before it.
-- Dropout, residual and LayerNorm are one pass forward and one backward. Kept are the sum, and the mean and inverse
-  standard deviation of each row; dropout is drawn again in the backward, as in `triton_attention`.
+- Dropout, residual and LayerNorm are one pass forward and one backward. For the backward they keep the sum, and each
+  row's mean and inverse standard deviation; it draws dropout again, as in `triton_attention`.
 - The gradients of weights and biases are added in fp32: first by a fixed number of programs, then their sums. There is
   no atomic addition.
 
@@ -24,7 +24,7 @@ from pretrain.model.triton_attention import dropout_of
 PROGRAMS = 256
 """Programs that sum gradients of weights and biases: a fixed number, so that the order of the sums is fixed too."""
 TILE = 2048
-"""Values per tile at least; a row of LayerNorm is never split."""
+"""Minimum values per tile; a row of LayerNorm is never split."""
 COLUMNS = 128
 """Columns per tile of GELU."""
 
@@ -48,7 +48,7 @@ def norm_residual(
 
 
 def tile_of(columns: int, most: int | None = None) -> dict[str, int]:
-    """Returns the rows, columns (`most` at most) and warps of a kernel's tile."""
+    """Returns a kernel's tile size, rows and columns (at most `most`), and its number of warps."""
     width = max(16, next_power_of_2(columns))
     width = min(width, most or width)
     return {"R": max(1, TILE // width), "C": width, "num_warps": 4}

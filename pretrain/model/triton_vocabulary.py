@@ -1,9 +1,9 @@
 """The softmax over the vocabulary, its draws and its gradient without the scores of all tokens at once, in Triton.
 
-Scores h W^T + b are computed tile by tile, [128 rows, a block of 128 tokens], and never stored. Of each row and block
-only sums are kept, from which follow the softmax's normalizer and the block of a draw; that block's scores are then
-computed again. The backward stores the gradients of some thousand tokens' scores at a time, for cuBLAS's products with
-h and W. The same input gives the same bits.
+Scores h W^T + b are computed tile by tile, [128 rows, a block of 128 tokens], and never stored. Only sums are kept of
+each row and block. They give the softmax's normalizer and the block of the drawn token, whose scores are then computed
+again. The backward stores the gradients of some thousand tokens' scores at a time, for cuBLAS's products with h and W.
+The same input gives the same bits.
 
 Shape letters: X any leading dimensions, R rows (their product), E embedding size, V vocabulary, N blocks per row,
 S tokens per block, C tokens per chunk, T tiles of rows.
@@ -23,9 +23,9 @@ from pretrain.model.vocabulary_kernels import peaks, slopes, weigh, weights_of_b
 ROWS = 128
 """Rows per tile."""
 DEPTH = 64
-"""Columns of h and W per product of tiles."""
+"""Columns of h and W multiplied at a time."""
 CHUNK = 2**25
-"""Gradients of scores in memory at once: 64 MB in half precision."""
+"""Number of scores whose gradients are in memory at once: 64 MB in half precision."""
 WIDE = os.environ.get("TRITON_INTERPRET") == "1"
 """Converts operands to fp32 first: products of bf16 are wrong in Triton's interpreter (3.6 and 3.9)."""
 
@@ -56,8 +56,8 @@ class Softmax(Distribution):
         self.largest_X = total_R.reciprocal().view(self._leading)
 
     def _peaks(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns for each row and block, [R, N]: the largest score, the sum of exponentials relative to it, its place,
-        and the sum from which the entropy follows.
+        """Returns for each row and block, [R, N]: the largest score, the sum of exponentials relative to it, the
+        largest score's place, and the sum for the entropy (see `vocabulary_kernels.peaks`).
         """
         hidden_RE = flat(self._hidden_XE)
         shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
@@ -139,7 +139,7 @@ class Softmax(Distribution):
 
 
 class _Weighed(Distribution):
-    """p L_hat^exponent, as `hp_loss_weights` computes it; L_hat comes from z, which has the same table as p."""
+    """The distribution proportional to p L_hat^exponent (`hp_loss_weights`), with L_hat from z, whose table is p's."""
 
     @torch.no_grad()
     def __init__(self, p: Softmax, z: Scores, original_X: Tensor, exponent: float, least: float) -> None:
@@ -151,7 +151,7 @@ class _Weighed(Distribution):
         self.largest_X = largest_RN.amax(-1).view(p._leading)
 
     def _sums(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns for each row and block, [R, N]: the sum of the weights, the largest, and the sum for the entropy."""
+        """Returns for each row and block, [R, N]: the sum of the weights w, the largest w, and the sum of w log w."""
         hidden_RE, other_RE = flat(self._p._hidden_XE), flat(self._z.hidden_XE)
         shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
         sum_RN, largest_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
@@ -235,7 +235,7 @@ def flat(values_XE: Tensor) -> Tensor:
 
 
 def tiles(rows: int, blocks: int, per_tile: int = ROWS) -> tuple[int, int]:
-    """Returns the grid of tiles; tiles that run together share a block of W."""
+    """Returns the kernel grid, [tiles of rows, blocks]; tiles that run together share a block of W."""
     return triton.cdiv(rows, per_tile), blocks
 
 

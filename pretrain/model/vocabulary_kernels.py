@@ -81,8 +81,8 @@ def peaks(
     WIDE: tl.constexpr,
     ENTROPY: tl.constexpr,
 ):
-    """Stores the largest score of each row and block, its place, the sum of exp(score - largest), and, for the entropy,
-    the sum of these times (score - largest).
+    """Stores for each row and block the largest score, its place, the sum of exp(score - largest) and, for the entropy,
+    sum(exp(score - largest) * (score - largest)).
     """
     row_Q = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token_S = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -123,7 +123,7 @@ def weigh(
     EXPONENT: tl.constexpr,
     ENTROPY: tl.constexpr,
 ):
-    """Stores the sum of p L_hat^EXPONENT over each row and block, the largest, and, for the entropy, w log w."""
+    """Stores for each row and block the sum and maximum of w = p L_hat^EXPONENT and, for the entropy, sum(w log w)."""
     row_Q = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token_S = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside_Q = row_Q < rows

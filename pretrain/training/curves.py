@@ -87,7 +87,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 
 
 class TensorBoard:
-    """Writes into the run folder, whose name TensorBoard shows as the run's; a failed write leaves a gap."""
+    """Writes curves into the run folder, whose name TensorBoard shows; a failed write leaves a gap in the curves."""
 
     LAYOUT = {
         group: {
@@ -139,13 +139,14 @@ class TensorBoard:
             self._board.add_text(name, "\n".join(("```", *lines, "```")), step)  # a code block: not read as Markdown
 
     def close(self) -> None:
-        """Flushes. Jobs of several ranks skip the interpreter's shutdown, which would do so otherwise."""
+        """Flushes the curves to disk, since jobs of several ranks skip the interpreter's shutdown."""
         with suppress(OSError):
             self._board.close()
 
 
 class WeightsAndBiases:
-    """Sends to Weights & Biases from W&B's own process: one W&B run per start, all starts of a run folder in one group.
+    """Sends curves to Weights & Biases from W&B's own process: one W&B run per start, all starts of a run folder in one
+    group.
 
     W&B's environment variables choose the server. `WANDB_MODE=offline` writes only to `RUN/wandb`; `wandb sync` uploads
     it later.
@@ -170,7 +171,9 @@ class WeightsAndBiases:
                 settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.Error as error:
-            raise ConfigError(f"log_to: got wandb, which does not start ({error}); see `wandb login`") from None
+            raise ConfigError(
+                f"log_to: got wandb, which does not start ({error}); run `wandb login`, or leave wandb out"
+            ) from None
         self._wandb = wandb
 
     def write(self, step: int, curves: Curves) -> None:
@@ -189,7 +192,7 @@ class WeightsAndBiases:
 class MLflow:
     """Sends numbers to MLflow at MLFLOW_TRACKING_URI from MLflow's own thread: one MLflow run per start.
 
-    MLflow has no histogram or text curves.
+    Histograms and text are not sent: MLflow has no curves of them.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -208,7 +211,9 @@ class MLflow:
             mlflow.log_params(settings)
         except mlflow.MlflowException as error:
             why = str(error).splitlines()[0]
-            raise ConfigError(f"log_to: got mlflow, which does not start ({why}); see MLFLOW_TRACKING_URI") from None
+            raise ConfigError(
+                f"log_to: got mlflow, which does not start ({why}); correct MLFLOW_TRACKING_URI, or leave mlflow out"
+            ) from None
         self._mlflow = mlflow
 
     def write(self, step: int, curves: Curves) -> None:
@@ -220,6 +225,6 @@ class MLflow:
 
 
 Writer = TensorBoard | WeightsAndBiases | MLflow
-"""Opened with the run folder and the first step, then written to, then closed."""
+"""A destination of curves: constructed with the run folder and the first step, then written to, then closed."""
 WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
-"""By their names in --log_to."""
+"""The classes of writers by their names in --log_to."""

@@ -33,13 +33,13 @@ LEAST_ELEMENT = 2
 """Bytes per activation element in the narrowest precision."""
 GIB = 2**30
 LARGEST_GPU = 1024 * GIB
-"""More than any GPU has."""
+"""More bytes of memory than any GPU has."""
 LONG_ENOUGH = 0.03
 """Seconds that a layer's forward and backward should take, so that they can be measured."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
-"""Ratios of times: a whole step, with embeddings and update, to its layers; heads, sampling and losses to their matrix
-products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16:
-the four forecasts are within 9% of the measured step (docs/evidence/speed.md)."""
+"""Ratios of times: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses to their
+matrix products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16: the
+four forecasts are within 9% of the measured step (docs/evidence/speed.md)."""
 
 
 def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
@@ -101,7 +101,7 @@ def _activations(
 ) -> float:
     """Returns bytes kept for the backward pass by both encoders, plus the scores over the vocabulary.
 
-    With these streamed (`triton_vocabulary`) no tensor of their size exists.
+    If the scores are computed tile by tile (`triton_vocabulary`), they take no memory.
     """
     cost, streams = run.objective.cost, in_triton and element == 2 and deepspeed.stage < 3
     encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
@@ -113,9 +113,9 @@ def _activations(
 def _kept_per_token(encoder: EncoderSizes, length: int, element: int, recomputes: bool, in_triton: bool) -> float:
     """Returns bytes per token that an encoder keeps for the backward pass.
 
-    Of a layer: its `layer_elements`; one fp32 number per head of attention, two for each of two LayerNorms; without
-    Triton, the masks of two dropouts. In half precision that is 34 H for ELECTRA, as in Korthikanti et al. 2022 without
-    their attention scores.
+    Each layer keeps its `layer_elements`; one fp32 number per attention head, and two for each of two LayerNorms;
+    without Triton, the masks of two dropouts. In half precision that is 34 H for ELECTRA, the number of Korthikanti et
+    al. 2022 without attention scores.
     """
     H, E, N = encoder.hidden_size, encoder.embedding_size, encoder.num_attention_heads
     mask = 1 if encoder.hidden_dropout_prob else 0
@@ -160,18 +160,18 @@ def least_parameters(run: RunConfig, vocab_size: int) -> int:
 
 
 class Machine(NamedTuple):
-    """The processors of a run, and their speed in training one model in one precision."""
+    """The hardware of a run, and its speed in training one model in one precision."""
 
     name: str
     flops: float
     """FLOP/s of all processes together, counted as in `flops_per_token`."""
     source: str
     memory: float
-    """Bytes of one process."""
+    """Bytes of memory for each process."""
     capability: tuple[int, int] = (0, 0)
     """CUDA compute capability of a GPU."""
     products: float = 0.0
-    """FLOP/s of square products in the run's precision, of all processes together; measured on this machine only."""
+    """FLOP/s of square matrix products in the run's precision, of all processes together; 0 for a GPU of a forecast."""
     fp32_products: float = 0.0
     """The same as `products`, but in fp32."""
 
@@ -197,8 +197,8 @@ GPUS = {
     ("h100", "bf16"): Machine("H100", 185e12, "an A100's share, 19%, of 989 TFLOP/s (assumed)", 80 * GIB, (9, 0)),
 }
 """GPUs by name and precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance;
-google-research/electra's README; NVIDIA's data sheets. Published sequences per second times the operations counted
-here. The memory is the largest sold of each GPU."""
+google-research/electra's README; NVIDIA's data sheets. A speed is the published sequences per second times the FLOPs
+counted here; the memory is that of the largest version sold."""
 
 
 class Sizes(NamedTuple):
@@ -214,7 +214,9 @@ class Sizes(NamedTuple):
 
 
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:
-    """Measures the processes of `world` together, or one that has this machine to itself. Collective."""
+    """Returns this machine with its measured speed: that of all ranks of `world` together or, without `world`, an
+    estimate for `processes` from this process alone. Collective.
+    """
     use_operations(world)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
@@ -269,7 +271,9 @@ def _layer_seconds(
 
 
 def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str, float]:
-    """Returns where a run without shards yet would train, such as `these 2 cores in fp32`, and its seconds."""
+    """Forecasts a run whose shards do not exist yet: returns the hardware, such as `these 2 cores in fp32`, and the
+    run's seconds.
+    """
     precision = read(choose(processes).file).precision
     machine = this_machine(sizes, precision, processes)
     tokens = sizes.run.optim.steps * sizes.run.batch_size * mean_length

@@ -147,7 +147,7 @@ PARTS = {
 
 
 class Distributions:
-    """Sums over forwards that computed entropies, in one float64 vector that can be all-reduced."""
+    """Histograms and sums over forwards that computed entropies, in one float64 vector that can be all-reduced."""
 
     def __init__(self, device: torch.device) -> None:
         self.vector = torch.zeros(sum(PARTS.values()), dtype=torch.float64, device=device)

@@ -43,11 +43,11 @@ def initial_state(
 ) -> tuple[Objective, EngineState | None]:
     """Returns a new run's model; if the run `resumes`, a model to load its checkpoint into.
 
-    A run that keeps an optimizer also gets its state at step 0: these weights, with Adam's moments and step count from
-    the newest checkpoint of the run in `init_from`.
+    With `keep_optimizer`, also returns the engine's state at step 0: the model's weights, with Adam's moments and step
+    count from the newest checkpoint of the run in `init_from`.
 
     Raises:
-        ConfigError: as `load_donors`, or that run has no intact checkpoint.
+        ConfigError: see `load_donors`; or the run in `init_from` has no intact checkpoint.
     """
     if resumes or not description.keep_optimizer:
         return (build_model(description) if resumes else initial_model(description, donors)), None
@@ -66,7 +66,7 @@ def initial_state(
 
 
 def initial_moment(description: RunDescription, donors: Donors) -> dict[str, Tensor]:
-    """Returns one of Adam's moments at the start, from donors that hold this moment in place of their weights.
+    """Returns one of Adam's moments at step 0, from donors that hold this moment in place of their weights.
 
     Positions are extended as in the weights; new tokens and parts that start fresh get 0.
     """
@@ -90,7 +90,7 @@ def is_run(names: Sequence[str]) -> bool:
 
 
 def find_sources(names: Sequence[str]) -> Donors:
-    """The models that `--init_from` names: in a run's newest checkpoint, or in Hugging Face folders.
+    """Returns the models that `--init_from` names: in a run's newest checkpoint, or in Hugging Face folders.
 
     Raises:
         ConfigError: no such models.
@@ -102,7 +102,7 @@ def find_sources(names: Sequence[str]) -> Donors:
 
 
 def donors_of(description: RunDescription, folder: Path, load_model: Callable[[], Objective]) -> Donors:
-    """The models in the run of this description and folder; `load_model` is called once, when weights are read."""
+    """Returns the models of the run in `folder`; `load_model` is called once, when weights are first read."""
     trained = cache(load_model)
 
     def weights(place: str) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Obje
 
 
 def filled(model: Objective, tensors: Mapping[str, Tensor], folder: Path) -> Objective:
-    """Returns the model with a tensor of a checkpoint in `folder` for each parameter.
+    """Returns the model with its parameters loaded from `tensors`, by name; errors name the checkpoint's `folder`.
 
     Raises:
         ConfigError: the tensors belong to a different model.

@@ -51,13 +51,13 @@ class Plan(NamedTuple):
     shards: Shards
     held_out: Shards | None
     sources: Donors | None
-    """The models of --init_from."""
+    """The models that --init_from names."""
     description: RunDescription
     started: RunDescription | None
     """The description of the run that is already in the folder."""
     deepspeed: EngineConfig
     choice: Choice
-    """The file that `deepspeed` was read from, and why."""
+    """The file that `deepspeed` was read from, and why it was chosen."""
     target: Target
 
     @property
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
         )
 
     def seconds(self, flops: float, steps: int) -> float:
-        """Forecast of the time that `steps` steps take at `flops` FLOP/s over all processes."""
+        """Returns the forecast seconds of `steps` steps at `flops` FLOP/s of all processes together."""
         return self.flops_per_step * steps / flops
 
     @property
@@ -113,7 +113,8 @@ class Plan(NamedTuple):
         if found := GPUS.get((gpu, precision)):
             return found._replace(name=f"{processes} {found.name}", flops=found.flops * processes)
         raise ConfigError(
-            f"forecast: got {gpu} with {precision}, for which no speed is published; name another of the two"
+            f"forecast: got {gpu} with {precision}, for which no speed is published; choose another --forecast or"
+            " --deepspeed_config"
         )
 
 
@@ -261,7 +262,8 @@ def mismatches(options: RunOptions, run: RunConfig, shards: Shards) -> Iterator[
         if "gdes" in (run.model.embedding_sharing, before.model.embedding_sharing):
             yield (
                 "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or"
-                " nes in both: the moments of a sum do not apply to its parts; leave --keep_optimizer out"
+                " nes in both: with gdes, embeddings are sums, and the moments of a sum do not apply to its parts;"
+                " leave --keep_optimizer out"
             )
 
 
@@ -271,7 +273,7 @@ def of_deepspeed(options: RunOptions) -> list[str]:
 
 
 def list_settings(options: RunOptions) -> str:
-    """Returns every key of `--set` with its value under the other options and its meaning, one line each.
+    """Returns one line per key of `--set`: its value, given the other options, and its meaning.
 
     Raises:
         ConfigError: an option is wrong.

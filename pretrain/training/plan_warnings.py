@@ -28,19 +28,19 @@ from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
 
 MOST_EPOCHS = 100
-"""BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes are nearly as good as new
-text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
+"""More epochs cause a warning. BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes
+are nearly as good as new text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
 MOST_PADDING = 0.25
-"""Share of padding among all positions. Healthy: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
+"""A larger share of padding causes a warning. Normal: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_DAYS, MOST_UNASKED_DAYS = 60, 5
-"""The paper's longest run took 5 days, on 16 GPUs. A run without a GPU that takes longer is started only if its user
-names a DeepSpeed file."""
+"""A longer run causes a warning; without a GPU, one longer than the second number starts only if its user names a
+DeepSpeed file. The paper's longest run took 5 days, on 16 GPUs."""
 MOST_WARMUP = 0.5
-"""Share of the steps spent on warm-up; the paper's runs have 0.01."""
+"""A larger share of warm-up steps causes a warning; the paper's runs have 0.01."""
 PAPER_VOCABULARY, FAR = 30_522, 4
 """Size of BERT's vocabulary, which the paper uses; 4 times smaller or larger makes it a different experiment."""
 NOT_TYPED = ("--dry_run", "--local_rank")
-"""Options that the command to start a run lacks: DeepSpeed's launcher adds the second."""
+"""Options left out of the printed launch command; DeepSpeed's launcher adds --local_rank itself."""
 
 
 def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
@@ -58,7 +58,7 @@ def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
 
 
 def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float = MOST_DAYS) -> Iterator[str]:
-    """Yields a warning if the run, or its remaining `steps`, would take more than this many days."""
+    """Yields a warning if the run, or its remaining `steps`, would take more than `most` days."""
     seconds = plan.seconds(machine.flops, plan.run.optim.steps if steps is None else steps)
     if seconds > most * DAY:
         yield (
@@ -68,7 +68,7 @@ def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float
 
 
 def unasked_months(plan: Plan, machine: Machine) -> Iterator[str]:
-    """Yields a problem if a new run would take days without a GPU, and its user has not named a file for it."""
+    """Yields a problem if a new run without a GPU would take days, and its user has not named a DeepSpeed file."""
     unasked = plan.options.deepspeed_config == AUTO and plan.started is None
     if unasked and machine.capability == (0, 0):
         for warning in too_long(plan, machine, most=MOST_UNASKED_DAYS):
@@ -115,8 +115,8 @@ def _normalization(plan: Plan) -> Iterator[str]:
     if plan.sources:
         for folder in normalized_otherwise(plan.sources, plan.shards.folders[0] / "tokenizer"):
             yield (
-                f"init_from: {folder} was trained on text of another case or with other accents than"
-                f" {plan.shards.folders[0]}; build the shards with it as --vocab"
+                f"init_from: the tokenizer of {folder} treats case, accents or Chinese otherwise than that of"
+                f" {plan.shards.folders[0]}; build the shards with the model's folder as --vocab"
             )
 
 

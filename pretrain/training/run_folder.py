@@ -43,13 +43,13 @@ BOOKKEEPING = {
     "keep_every",
     "deterministic",
 }
-"""How often a run reports and saves, and how it rounds. These do not change its mathematics, so it may resume with
-other values."""
+"""Settings of when a run reports and saves, and of how it rounds. They do not change its mathematics, so it may resume
+with other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 
 IN_WORDS = {"data_sha256": "other shards", "tokenizer_sha256": "another vocabulary"}
-"""What a different checksum means, in words."""
+"""How messages describe a checksum that differs."""
 
 
 class RunDescription(StrictConfig):
@@ -77,7 +77,7 @@ class RunDescription(StrictConfig):
     keep_optimizer: bool = False
     """The run started with Adam's state of the run in `init_from`."""
     precision: str
-    """fp32, bf16 or fp16; a resume keeps it unless another is named."""
+    """fp32, bf16 or fp16; a resume keeps it unless --deepspeed_config names another."""
     hardware: str
     """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
@@ -85,7 +85,7 @@ class RunDescription(StrictConfig):
     @model_validator(mode="before")
     @classmethod
     def _has_its_sampler(cls, values: Any) -> Any:
-        """Comes first, as the settings of an unknown sampler cannot be read."""
+        """Checks that a sampler from a file is loaded, before its settings are read."""
         if isinstance(values.get("sampler"), dict):
             with suppress(ValidationError):  # the field itself reports it
                 Origin.model_validate(values["sampler"]).require_loaded()

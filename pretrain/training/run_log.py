@@ -18,8 +18,8 @@ from pretrain.training.curves import WRITERS, Curves, Histogram, Writer, curve_n
 RECORDS = "metrics.jsonl"
 WIDTH = 120
 MOST_WAITING = 0.15
-"""Tolerated wait for the slowest rank, as a share of its own time (data and forwards). If its backwards are as slow as
-its forwards, this is also the share of a step that the others wait."""
+"""Tolerated wait for the slowest rank, as a share of that rank's own time (data and forwards); if its backwards are as
+slow, also the share of a step that other ranks wait."""
 SHOWN = {
     "generator_loss": "L_G {generator_loss}",
     "sampler_loss": "L_S {sampler_loss}",
@@ -45,7 +45,7 @@ log lines   L_G, L_S   losses of the generator and of the sampling head, per mas
             skipped    steps so far without an update, due to fp16 overflow; shown if there are any
             slowest    the slowest rank, shown if others wait for it 15% of its time: its own seconds / the median's
             all else   """
-"""Explains the log lines; the caller appends the path of the records."""
+"""Explanation of the log lines; the caller appends the path of the records."""
 
 
 class RunLog:
@@ -91,7 +91,7 @@ class RunLog:
             self._each(lambda writer: writer.write(step, curves))
 
     def _each(self, act: Callable[[Writer], None]) -> None:
-        """Lets each writer act; one that fails in any way, such as W&B's process gone, is dropped with a warning."""
+        """Calls `act` with each writer; one that fails, such as when W&B's process died, is dropped with a warning."""
         for writer in [*self._writers]:
             try:
                 act(writer)

@@ -14,7 +14,7 @@ from pretrain.engine.engine import StepResult
 RECENT = 64
 """Number of preceding losses that a new one is compared with."""
 SPIKE = 8.0
-"""Standard deviations above their median that make a spike; normal noise never gets there."""
+"""A loss this many standard deviations above the median of preceding losses is a spike; normal noise stays below."""
 DEVIATION = 1.4826
 """Ratio of standard deviation to median absolute deviation, for normal noise."""
 
@@ -73,8 +73,8 @@ def require_finite(result: StepResult, loss: float, step: int, batches: Training
     path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
     scale = f"loss scale {result.loss_scale:g}" + (" cannot fall further" if result.fatal else "")
     raise FloatingPointError(
-        f"step {step}: the gradient is not finite (loss {loss:g}, {scale}) and nothing was updated;"
-        f" its {len(index)} sequences are in {path}"
+        f"step {step}: the gradient is not finite (loss {loss:g}, {scale}) and no weight was updated;"
+        f" the step's {len(index)} sequences are listed in {path}"
     )
 
 

@@ -31,7 +31,7 @@ from pretrain.training.run_log import RunLog
 from pretrain.training.state import TrainingState, due
 
 FIRST_WORD = 10.0
-"""Seconds after which a run that has no log line yet says how fast it is."""
+"""Seconds after which a run without a log line so far prints its speed."""
 PREFIXES = ("CUDA_", "NCCL_", "TORCH_", "DS_", "OMP_", "SLURM_JOB", "MASTER_", "PYTORCH_")
 """Prefixes of the environment variables recorded: variables that can change speed, memory or results."""
 
@@ -45,7 +45,7 @@ class Telemetry:
     """
 
     def __init__(self, plan: Plan, machine: Machine, engine: Engine, step: int) -> None:
-        """`step` is where the run starts or resumes."""
+        """`step` is the step at which the run starts or resumes."""
         self._plan, self._run, self._machine, self._engine = plan, plan.run, machine, engine
         self._first_step, self._step, self._line_step = step, step + 1, step
         with writing(plan.folder):
@@ -68,7 +68,7 @@ class Telemetry:
             self._log.close()
 
     def started(self) -> None:
-        """Records the start, says how long the rest will take, and begins the first log interval."""
+        """Records the start, prints a forecast of the remaining time, and begins the first log interval."""
         plan, machine, step = self._plan, self._machine, self._first_step
         if self._log:
             with writing(plan.folder):
@@ -208,7 +208,7 @@ class OwnTime:
         self._events.append((start, end))
 
     def end(self) -> dict[str, float]:
-        """Returns the slowest rank, its own seconds per step and the median rank's; starts again. Collective."""
+        """Returns the slowest rank, its own seconds per step and the median rank's; resets the times. Collective."""
         self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
         seconds = of_ranks(self._engine, self._seconds / self._steps)
         self._steps, self._seconds, self._events = 0, 0.0, []

@@ -71,7 +71,7 @@ def train_rank(plan: Plan) -> int:
 
 
 def is_finished(plan: Plan) -> bool:
-    """Whether the run folder holds an intact checkpoint of the last step."""
+    """Returns whether the run folder holds an intact checkpoint of the last step."""
     with suppress(ConfigError):
         newest = newest_valid(plan.folder / CHECKPOINTS)
         return newest is not None and newest.step == plan.run.optim.steps
@@ -97,10 +97,11 @@ def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
 
 
 def measured_machine(plan: Plan, world: World) -> Machine:
-    """Measures the speed of all ranks' products. Collective.
+    """Returns the machine with the measured speed of all ranks together. Collective.
 
     Raises:
-        ConfigError: on every rank, if the ranks differ in precision, or the run would take months unasked.
+        ConfigError: on every rank, if the ranks differ in precision, or a new run would take days without a GPU (see
+            `unasked_months`).
     """
     require_same_precision(plan.deepspeed.precision, world)
     machine = plan.machine(world)
@@ -157,7 +158,7 @@ def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, st
     saved_at = time.monotonic()
 
     def wishes() -> tuple[bool, bool]:
-        """To stop, and to save."""
+        """Returns whether this rank requests to stop, and to save."""
         overdue = time.monotonic() - saved_at > 60 * run.checkpoint_minutes
         return bool(stop) or training.watchdog.launcher_gone, overdue
 

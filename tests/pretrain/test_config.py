@@ -28,7 +28,7 @@ def test_overrides_reach_every_level_and_keep_other_values() -> None:
         ("seed", "expected key=value"),
         ("optim.lr=fast", "optim.lr: got 'fast', expected"),
         ("batch_size=0", "batch_size: got 0, expected"),
-        ("objective.gamma=-1", "gamma: got -1.0, expected 0, a positive number to 100 or 'piecewise'"),
+        ("objective.gamma=-1", "gamma: got -1.0, expected 0, a positive number up to 100 or 'piecewise'"),
         ("model.heads=5", "hidden_size: got 256, expected a multiple of heads"),
         ("optim.betas.0=0.8", "unknown key 'optim.betas.0'; expected one of model, .*did you mean 'optim.betas'"),
         ("optim.lr.x=1", "unknown key 'optim.lr.x'; expected one of .*; did you mean 'optim.lr'"),

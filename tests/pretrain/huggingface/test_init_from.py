@@ -194,7 +194,7 @@ def test_a_pair_with_other_tokens_is_refused(stock_pair: tuple[str, str], shards
     tokens = (shards_folder / "tokenizer" / "vocab.txt").read_text().splitlines()
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
     (Path(stock_pair[1]) / "vocab.txt").write_text("\n".join(tokens) + "\n")
-    with pytest.raises(ConfigError, match=r"vocabulary of .* is not the data's, nor its beginning"):
+    with pytest.raises(ConfigError, match=r"vocabulary of .* is neither the data's nor its beginning"):
         make_plan(options(shards_folder, stock_pair))
 
 
@@ -206,7 +206,8 @@ def test_a_pair_whose_tokenizer_treats_case_otherwise_is_a_warning_before_the_st
         (Path(stock_pair[1]) / "tokenizer_config.json").write_text(f'{{"do_lower_case": {lower_case}}}')
         found = plan_warnings(make_plan(options(shards_folder, stock_pair)), 10**6, GPUS["v100", "fp16"])
         said = (
-            f"init_from: {stock_pair[1]} was trained on text of another case or with other accents than {shards_folder}"
+            f"init_from: the tokenizer of {stock_pair[1]} treats case, accents or Chinese otherwise"
+            f" than that of {shards_folder}"
         )
         assert sum(warning.startswith(said) for warning in found) == warned
 

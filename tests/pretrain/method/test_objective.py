@@ -40,7 +40,7 @@ def test_every_objective_in_the_registry_implements_the_interface(name: str) -> 
         ("oracle", {"candidates": 0}, "candidates: got 0, expected"),
         *((name, {"exponent": 6.0}, "exponent: got 6.0, expected") for name in ("hp_loss_power", "oracle")),
         *((name, {"mask_keep_fraction": 1.0}, "mask_keep_fraction: got 1.0, expected") for name in PREDICTING),
-        *((name, {"gamma": 101.0}, "gamma: got 101.0, expected 0, a positive number to 100") for name in PREDICTING),
+        *((name, {"gamma": 101.0}, "gamma: got 101.0, expected 0, a positive number up to 100") for name in PREDICTING),
     ],
 )
 def test_switches_that_do_not_fit_the_objective_are_refused(name: str, values: dict[str, object], message: str) -> None:

@@ -134,7 +134,7 @@ def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Ob
     tokens = path.read_text().splitlines()
     tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
     path.write_text("\n".join(tokens) + "\n")
-    with pytest.raises(ConfigError, match="is not the data's, nor its beginning"):
+    with pytest.raises(ConfigError, match="is neither the data's nor its beginning"):
         start_from(shards_folder, run)
 
 

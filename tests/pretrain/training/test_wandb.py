@@ -78,5 +78,5 @@ def test_a_missing_key_is_reported_with_how_to_give_one(tmp_path: Path, monkeypa
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match=r"^log_to: got wandb, which does not start \(.*; see `wandb login`$"):
+    with pytest.raises(ConfigError, match=r"^log_to: got wandb, which does not start \(.*; run `wandb login`"):
         WeightsAndBiases(write_run(tmp_path / "base"), 1)
