@@ -73,7 +73,7 @@ class CleanedText:
 
 
 def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
-    """Cleans a document: decodes it, removes wiki markup and control characters, and normalizes it to NFC."""
+    """Returns a document decoded, without wiki markup and control characters, normalized to NFC, its long lines cut."""
     cleaned = decode(content)
     text = cleaned.text
     if wikitext:
@@ -96,7 +96,7 @@ def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
 
 
 def decode(content: bytes) -> CleanedText:
-    """Decodes a document without cleaning it."""
+    """Returns a document decoded but not cleaned."""
     try:
         text = content.decode()
         return CleanedText(text, len(text))
@@ -162,7 +162,7 @@ def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[
 
 
 def _unclosed(section: str) -> int:
-    """Returns the characters that the parser reads for nothing: from each unclosed markup to its enclosure's end."""
+    """Returns how many characters the parser reads in vain: from each unclosed markup to the end of its container."""
     opened: list[tuple[str, int]] = []  # (closing markup expected, offset)
     waiting: Counter[str] = Counter()  # number of open markups per closing markup
     detours = 0
