@@ -81,7 +81,7 @@ class BuildOptions(Choices, _Places):
     decontaminate: Annotated[tuple[str, ...], Group("web text"), Metavar("SET")] = ()
     """drop documents that share an n-gram with these sets: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
     workers: Annotated[int, Group("the build")] = Field(default_factory=cores, ge=1, le=4096)
-    """limit of processes; does not change the result (one per core)"""
+    """maximum number of processes; does not change the result (one per core)"""
     dry_run: bool = False
     """check everything, estimate time and disk space, write nothing"""
 

@@ -1,9 +1,9 @@
 """Cleans the text of a document and counts every change.
 
 Characters are counted in the decoded text. Wikitext becomes plain text. Removed characters are counted by reason, so
-that characters read = characters kept + characters removed. Unicode's NFC follows, which may change the number of code
-points of the same text and is therefore counted in documents. Last, lines that are too long for the sentence splitter
-are broken.
+that characters read = characters kept + characters removed. Unicode's NFC follows. As it may change the number of code
+points of the same text, the documents that it changes are counted. Last, lines that are too long for the sentence
+splitter are broken.
 """
 
 import re
@@ -148,7 +148,7 @@ def _sections(wikitext: str) -> Iterator[str]:
 
 
 def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[str]:
-    """Yields the text in pieces of at most `longest` characters, cut after the last separator where there is one.
+    """Yields the text in pieces of at most `longest` characters, each cut after its last separator, if any.
 
     Separators among the first `least` characters of a piece do not count.
     """

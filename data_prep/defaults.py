@@ -7,7 +7,7 @@ from pathlib import Path
 from foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
-"""The user's own text, tokenizer folder or vocab.txt, and shards."""
+"""Default paths of the user's text, tokenizer folder or vocab.txt, and shards."""
 QUICKSTART = Path("data/quickstart")
 """Folder of the quickstart's data. The quickstart empties it when it starts, and touches no other data folder."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))

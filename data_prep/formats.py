@@ -81,7 +81,7 @@ class Document:
     """The bytes of a document's text.
 
     Attributes:
-        place: byte offset of the text in the decompressed file; for a table, in the text of the rows of its range.
+        place: byte offset of the text in the decompressed file; for a table, in the joined text of its range's rows.
         reason: why the document must not be used; None if it may be.
         cut: True if the text continues in the next document.
     """

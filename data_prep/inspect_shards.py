@@ -42,7 +42,7 @@ class InspectOptions(StrictConfig):
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
     workers: int = Field(default_factory=cores, ge=1, le=4096)
-    """limit of processes for --verify (one per core)"""
+    """maximum number of processes for --verify (one per core)"""
 
 
 def main(options: InspectOptions) -> int:
@@ -105,7 +105,7 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
 
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Returns the files of a shard that megatron-core's own reader, if it is installed, reads differently from ours."""
+    """Returns the files of a shard that megatron-core's own reader, if installed, reads differently from this project."""
     if find_spec("megatron") is None:
         return []
     with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need

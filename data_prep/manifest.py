@@ -64,7 +64,7 @@ class Choices(StrictConfig):
     seed: Annotated[int, Group("the build")] = 0
     """seed of every random choice"""
     shard_mb: float = Field(0.0, ge=0, le=16_000)
-    """text per shard, in MB (0: an eighth of all, within 6 and 64; more above 8 GB)"""
+    """text per shard, in MB (0: an eighth of all text, within 6 to 64; more above 8 GB)"""
 
     @field_validator("ngram")
     @classmethod

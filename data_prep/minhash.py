@@ -1,8 +1,8 @@
 """Keys that near-duplicate documents have in common: MinHash signatures, cut into bands.
 
 A document is compared by its set of shingles: 5 consecutive words, in lower case and without punctuation. The smallest
-of a set's hashes is equal in two documents with probability J, the Jaccard similarity of their sets. Of 112 such
-minima, 16 bands of 7 become keys. So two documents have a common key with probability 1 - (1 - J^7)^16:
+of a set's hashes is equal in two documents with probability J, the Jaccard similarity of their sets. 112 such minima
+form 16 bands of 7; each band becomes a key. So two documents have a common key with probability 1 - (1 - J^7)^16:
 
     J             .3      .5      .6      .7      .8      .9
     probability   0.35%   12%     37%     75%     97.7%   99.997%
@@ -91,7 +91,7 @@ def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns tables: per code point, a random number (0 outside words), and whether it is a word; powers."""
+    """Returns by code point: a random number (0 outside words), whether it is a word; by position: powers, inverses."""
     codes = np.arange(0x110000, dtype=np.uint64)
     is_letter = [unicodedata.category(chr(code))[0] in "LMN" for code in range(len(codes))]
     letters = np.where(is_letter, scrambled(codes + np.uint64(1)), np.uint64(0))

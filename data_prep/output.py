@@ -102,7 +102,7 @@ def folder_of(output: Path, side: str) -> Path:
 
 
 def locked(folder: Path) -> Lock:
-    """Locks the folder against other builds, making it if missing.
+    """Locks the folder against other builds; makes it if missing; returns the lock.
 
     Raises:
         ConfigError: another build holds the lock, or the folder cannot be made.

@@ -147,7 +147,7 @@ class Intake:
             self._ledgers[name][place] += amount
 
     def side_of(self, text: Text, word_pieces: int) -> str | None:
-        """Returns the side chosen for a document, and counts it there; None if it has no `word_pieces`.
+        """Returns the side chosen for a document, and counts it there; None if `word_pieces` is 0.
 
         The choice depends only on the content: equal documents are always on the same side, with any seed.
         """

@@ -89,7 +89,7 @@ def _text_size(source: Source) -> int:
 
 
 def measured_size(source: Source) -> tuple[int, bool]:
-    """Returns a file's bytes of text, estimated from its beginning if it is compressed; and whether it is."""
+    """Returns a file's bytes of text, estimated from its beginning if compressed; and whether it is compressed."""
     if is_table(source.path):
         return sum(group_sizes(source.path)), True
     share = text_per_byte(source.path)

@@ -101,7 +101,7 @@ class _Text:
         return self._place + len(self._held)
 
     def end_after(self, place: float) -> tuple[int, bool]:
-        """Returns the first document end from `place` on; and whether it is only a cut, as the document is too long.
+        """Returns the place of the first document end from `place` on and False; or a cut in a long document and True.
 
         The end of the file ends the last document.
 
@@ -139,7 +139,7 @@ class _Text:
 
 
 class Reader(AbstractContextManager["Reader"]):
-    """Reads ranges one after another; those of one file in order, as reading continues where the last one ended.
+    """Reads ranges one after another. Those of one file must come in order, because reading only moves forward.
 
     Args:
         indices: the folder of the indices of large compressed files; None to read them from their beginnings.

@@ -1,4 +1,4 @@
-"""Splits documents into sentences with a Punkt model (Kiss and Strunk, 2006): the result of NLTK, many times faster.
+"""Splits documents into sentences with a Punkt model (Kiss and Strunk, 2006): NLTK's result, but many times faster.
 
 The model is given as a folder in NLTK's `punkt_tab` form, or trained on a sample of the corpus. The end of a line
 always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt knows no other marks than `.?!`.
@@ -115,7 +115,7 @@ class Punkt:
         return sentences
 
     def _ends(self, line: str) -> list[tuple[int, int]]:
-        """Returns each sentence's end and the next one's start, before closing punctuation is moved."""
+        """Returns each sentence's end and the next one's start; `sentences` then moves closing punctuation."""
         found = []
         for start, end, match in _candidates(line):
             stem = line[start : end - 1].lower().lstrip(_OPENING)

@@ -124,7 +124,7 @@ class WordPiece:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def files(self) -> dict[str, bytes]:
-        """The content of the tokenizer's files by name; `AutoTokenizer` of `transformers` gets the same ids."""
+        """The content of the tokenizer's files by name; loaded as `AutoTokenizer`, they give the same ids."""
         names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
         configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
         texts = (
@@ -190,7 +190,7 @@ def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | 
 def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings with which `transformers` normalizes text exactly as this tokenizer does.
 
-    It rebuilds BERT's normalizer from three settings, and reads any other one from tokenizer.json.
+    `transformers` rebuilds BERT's normalizer from three settings, and reads any other one from tokenizer.json.
     """
     normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):

@@ -37,9 +37,9 @@ class VocabularyOptions(StrictConfig):
     output: Path = VOCAB
     """tokenizer folder to make"""
     size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
-    """limit of tokens; BERT and ELECTRA have 30,522"""
+    """maximum number of tokens; BERT and ELECTRA have 30,522"""
     alphabet: int = Field(1000, ge=1, le=LARGEST_VOCABULARY)
-    """limit of distinct characters; rarer ones become [UNK]"""
+    """maximum number of characters; rarer ones become [UNK]"""
     sample_mb: float = Field(200.0, gt=0, le=1_000_000)
     """text to train on, in MB, sampled across the files"""
     text_column: str = "text"

@@ -139,7 +139,7 @@ def _packing_at(path: Path) -> str | None:
 def text_per_byte(path: Path) -> float | None:
     """Returns the bytes of text per byte of a compressed file, measured at its beginning; None if it is not compressed.
 
-    Decompressors read ahead, so the two are compared only when the decompressor needs more compressed bytes.
+    Decompressors read ahead, so text and compressed bytes are compared only when the decompressor needs more.
     """
     size = place = 0
     with opened(path) as file, suppress(*DAMAGED):

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class Pool:
-    """Runs functions over items on `size` workers: MPI's ranks, else processes; a single one is this process."""
+    """Runs functions over items on `size` workers: MPI's ranks, else processes; a single worker is this process."""
 
     def __init__(self, size: int, ranks: Any = None) -> None:
         self.size = size
@@ -31,7 +31,7 @@ class Pool:
             # spawned, not forked: the tokenizer's threads do not survive a fork
             self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin)
         except (ImportError, OSError):
-            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; one does the work")
+            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; using one")
             self.size = 1
             return
         for _ in range(self.size):

@@ -174,7 +174,7 @@ def problems_of(error: BaseException) -> tuple[str, ...]:
 
 
 def _file_at_hand(error: BaseException) -> Path | None:
-    """Returns the file that an error's note names, else the one in a variable of the innermost stack frame with any."""
+    """Returns the file that an error's note names, else the one in a variable of the innermost frame that has one."""
     if notes := getattr(error, "__notes__", ()):
         return Path(notes[0])
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

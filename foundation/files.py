@@ -191,7 +191,7 @@ def require_file_or_folder(path: Path, option: str, expected: str = "") -> os.st
     With `expected`, such as "a text file", a folder and a missing file are refused too; the message says `expected`.
 
     Raises:
-        ConfigError: the path is one of these.
+        ConfigError: the path is of a refused kind.
         OSError: there is nothing there.
     """
     if expected and not path.is_file():

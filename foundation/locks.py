@@ -149,7 +149,7 @@ def still_held(path: Path, patience: float) -> str | None:
 
 
 def confirm(path: Path) -> None:
-    """Checks, before this process writes, that it still holds its lock.
+    """Checks, before this process writes, that it still holds its lock on `path`.
 
     A host loses it when it is cut off from the file server for longer than the server's lease, or when the folder is
     removed and made again.

@@ -30,7 +30,8 @@ class Oracle(Sampler):
 
     The discriminator reads one sequence per candidate, with the k-th candidate at every masked position. So a loss is
     measured with the k-th candidates at the other positions, whereas training sees the chosen ones: with several masked
-    positions, x' follows p_G L_D^b only approximately, however many candidates. With one position, it converges to it.
+    positions, x' follows p_G L_D^b only approximately, however many candidates. With one position, it tends
+    to p_G L_D^b.
     """
 
     title = "ELECTRA with replacements resampled by the discriminator's true loss"

@@ -27,7 +27,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 _TERMINAL = regex.compile(r"\p{Sentence_Terminal}")
 """Marks that end a sentence, in any script; no quotes."""
 _INNER_SENTENCE = re.compile(r"[.?!][\"')\]’”]*[^\S\n]+(?=[^\s\da-z])")
-"""A sentence end inside a line: a mark, then white space and no small letter or digit."""
+"""A sentence end inside a line: a mark, then white space, then no lower-case letter or digit."""
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 
 
