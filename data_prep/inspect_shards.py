@@ -105,7 +105,7 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
 
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Returns the files of a shard that megatron-core's own reader, if installed, reads differently from this project."""
+    """Returns the files of a shard that megatron-core's reader, if installed, reads differently from this project."""
     if find_spec("megatron") is None:
         return []
     with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need

@@ -101,7 +101,7 @@ class _Text:
         return self._place + len(self._held)
 
     def end_after(self, place: float) -> tuple[int, bool]:
-        """Returns the place of the first document end from `place` on and False; or a cut in a long document and True.
+        """Returns the place of the first document end from `place` on; and True if it is only a cut in a long document.
 
         The end of the file ends the last document.
 
