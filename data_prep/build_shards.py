@@ -1,6 +1,6 @@
 """Turns text files into training shards: sentences, word pieces, sequences and n-gram masks.
 
-Run the same command again to resume. Under mpirun the same command spreads over the ranks:
+Run the same command again to resume. Under mpirun, the ranks share the work:
 
     python data_prep/build_shards.py --input data/raw --output data/wikibooks --vocab data/vocab
     mpirun -np 16 python data_prep/build_shards.py
@@ -52,8 +52,8 @@ from foundation.machine import cores
 from foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
-_PUNKT_SAMPLE = 4_000_000  # bytes read for Punkt; it is trained on the next number, in 3 s of CPU
-_PUNKT_TRAINED = 1_000_000
+_PUNKT_SAMPLE = 4_000_000  # bytes read for Punkt
+_PUNKT_TRAINED = 1_000_000  # characters of them to train Punkt on, in 3 s of CPU
 _FEW = 20  # documents
 _SHORT = 500  # characters: median paragraph in 53 of 54 novels is at most 316; a median article is far longer
 
@@ -68,7 +68,7 @@ class _Places(StrictConfig):
     vocab: str = str(VOCAB)
     """vocab.txt, tokenizer folder or hub name"""
     sentences: Sentences = "punkt"
-    """marks: punkt and other scripts' marks; line: one per line already"""
+    """marks: punkt and other scripts' end marks; line: text has one per line"""
     punkt: Path | None = None
     """folder of a Punkt model (default: train one)"""
 
@@ -79,9 +79,9 @@ class BuildOptions(Choices, _Places):
     takes_any_name = True
 
     decontaminate: Annotated[tuple[str, ...], Group("web text"), Metavar("SET")] = ()
-    """drop documents that share an n-gram with these: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
+    """drop documents that share an n-gram with these sets: FILE[:FIELD,FIELD], glue=DIR, squad=DIR, blimp=DIR"""
     workers: Annotated[int, Group("the build")] = Field(default_factory=cores, ge=1, le=4096)
-    """most processes; does not change the result (one per core)"""
+    """maximum number of processes; does not change the result (one per core)"""
     dry_run: bool = False
     """check everything, estimate time and disk space, write nothing"""
 
@@ -111,7 +111,7 @@ def main(options: BuildOptions) -> int:
         if index is not None:
             print(
                 f"decontamination: {counted(len(index.sets), 'set')}, {counted(index.texts, 'text')}, of which "
-                f"{index.short:,} have fewer than {options.decontaminate_ngram} words and cannot be found"
+                f"{index.short:,} have fewer than {options.decontaminate_ngram} words and cannot be detected"
             )
         if options.packing == "documents":
             _warn_of_paragraphs(sources, options.reading)
@@ -123,7 +123,7 @@ def main(options: BuildOptions) -> int:
             _build(options, sources, tokenizer, index, pool)
         except BrokenExecutor as error:
             print(
-                f"build_shards: stopped: {printable(str(error))}; fix it and run the same command to resume",
+                f"build_shards: stopped: {printable(str(error))}; fix the cause and run the same command to resume",
                 file=sys.stderr,
             )
             return 1
@@ -171,9 +171,9 @@ def _build(
 
 
 def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int, *, keep: bool = False) -> PunktModel | None:
-    """Returns the model given, else one trained on a sample of the text; None if the build needs none.
+    """Returns the given Punkt model, else one trained on `sample` bytes of the text; None if each line is a sentence.
 
-    With `keep`, a model that an earlier run of the build has saved is not trained again.
+    With `keep`, a model that an earlier run of the build has saved is loaded instead of trained again.
     """
     if options.sentences == "line":
         return None

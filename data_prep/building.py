@@ -1,4 +1,4 @@
-"""Runs a build: sends the planned shards through the pool. A worker writes whole shards, each with its record.
+"""Runs a build: distributes the planned shards to workers. A worker writes whole shards, each with its record.
 
 Resuming a build, or repeating a complete one, runs the same code with less to do: the text of every shard and its files
 are compared with its record, and only missing or damaged shards are built.
@@ -22,7 +22,7 @@ from foundation.config import ConfigError
 from foundation.progress import Progress
 
 Place = tuple[int, int]
-"""Of a shard's documents in the corpus: the number of the first, and their count."""
+"""Where a shard's documents lie in the corpus: the index of the first, and their count."""
 
 
 def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool) -> None:
@@ -44,9 +44,9 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
 
 
 def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: BuildConfig, output: Path) -> bool:
-    """Builds the shards of a task that are missing or damaged, on a worker; returns whether there were any.
+    """Builds, on a worker, those shards of a task that are missing or damaged; returns True if there were any.
 
-    Each shard comes with the place of its documents if copies are dropped.
+    `work` is the task and the `Place` of each of its shards; without deduplication, these and `found` are None.
     """
     is_new = False
     with Reader(config.reading, output / WORK_NAME) as reader:
@@ -68,7 +68,7 @@ def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: Bu
                 keys.unlink()
                 raise ConfigError(
                     f"input: the text of {_names(shard)} changed during the build, which reads it twice to find "
-                    "copies; leave it unchanged and run the same command again"
+                    "duplicates; leave it unchanged and run the same command again"
                 )
             save_record(output, shard.name, record)
             is_new = True
@@ -91,9 +91,9 @@ def _is_sound(record: ShardRecord, output: Path) -> bool:
 def _find_copies(
     output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool
 ) -> tuple[Pairs, dict[int, Place]]:
-    """Hashes all documents in a first pass over the input, and finds the copies among them.
+    """Hashes all documents in a first pass over the input, and finds the duplicates among them.
 
-    Returns the copies, and the place of each shard's documents, by its number.
+    Returns the duplicates, and the `Place` of each shard by the shard's number.
     """
     counts: dict[int, int] = {}
     with Progress(sum(shard.size for task in tasks for shard in task), "hashes") as progress:
@@ -107,6 +107,6 @@ def _find_copies(
 
 
 def _hash(task: Task, config: BuildConfig, folder: Path) -> dict[int, int]:
-    """Hashes the documents of a task's shards, on a worker; returns their number in each shard."""
+    """Hashes the documents of a task's shards, on a worker; returns their count by the shard's number."""
     with Reader(config.reading, folder) as reader:
         return {shard.number: hash_shard(shard, reader, config.reading, folder, config.dedup) for shard in task}

@@ -1,9 +1,9 @@
 """Cleans the text of a document and counts every change.
 
 Characters are counted in the decoded text. Wikitext becomes plain text. Removed characters are counted by reason, so
-that characters read = characters kept + characters removed. Unicode's NFC follows, which may change the number of code
-points of the same text and is therefore counted in documents. Last, lines that are too long for the sentence splitter
-are broken.
+that characters read = characters kept + characters removed. Unicode's NFC follows. As it may change the number of code
+points of the same text, the documents that it changes are counted. Last, lines that are too long for the sentence
+splitter are broken.
 """
 
 import re
@@ -73,7 +73,7 @@ class CleanedText:
 
 
 def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
-    """Cleans a document: decodes it, removes wiki markup and control characters, and normalizes it to NFC."""
+    """Returns a document decoded, without wiki markup and control characters, normalized to NFC, its long lines cut."""
     cleaned = decode(content)
     text = cleaned.text
     if wikitext:
@@ -96,7 +96,7 @@ def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
 
 
 def decode(content: bytes) -> CleanedText:
-    """Decodes a document without cleaning it."""
+    """Returns a document decoded but not cleaned."""
     try:
         text = content.decode()
         return CleanedText(text, len(text))
@@ -148,7 +148,7 @@ def _sections(wikitext: str) -> Iterator[str]:
 
 
 def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[str]:
-    """Yields the text in pieces of at most `longest` characters, cut after the last separator where there is one.
+    """Yields the text in pieces of at most `longest` characters, each cut after its last separator, if any.
 
     Separators among the first `least` characters of a piece do not count.
     """
@@ -162,7 +162,7 @@ def pieces(text: str, longest: int, separator: str, least: int = 0) -> Iterator[
 
 
 def _unclosed(section: str) -> int:
-    """Returns the characters that the parser reads for nothing: from each unclosed markup to its enclosure's end."""
+    """Returns how many characters the parser reads in vain: from each unclosed markup to the end of its container."""
     opened: list[tuple[str, int]] = []  # (closing markup expected, offset)
     waiting: Counter[str] = Counter()  # number of open markups per closing markup
     detours = 0

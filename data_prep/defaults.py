@@ -7,9 +7,9 @@ from pathlib import Path
 from foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
-"""The user's own text, tokenizer folder or vocab.txt, and shards."""
+"""Default paths of the user's text, tokenizer folder or vocab.txt, and shards."""
 QUICKSTART = Path("data/quickstart")
-"""All data of the quickstart, which empties this data folder when it starts and touches no other."""
+"""Folder of the quickstart's data. The quickstart empties it when it starts, and touches no other data folder."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
 _TRY_QUICKSTART = "try the quickstart: python -m quickstart.run"
@@ -46,7 +46,7 @@ def require_shards(folder: Path) -> None:
     """Refuses a shard folder, the default or another, that does not exist.
 
     Raises:
-        ConfigError: the message names the commands that build it, and that of the quickstart.
+        ConfigError: it does not exist; the message names the commands that build it and that run the quickstart.
     """
     if not folder.exists():
         build = shlex.join(("python", "-m", "data_prep.build_shards", "--output", str(folder)))

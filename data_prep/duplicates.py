@@ -1,19 +1,19 @@
-"""Finds copies of documents anywhere in the corpus, on the workers; a first pass over the input keeps hashes.
+"""Finds duplicate and near-duplicate documents in the whole corpus, on the workers, by hashes of all documents.
 
-1. `hash_shard` writes the keys of a shard's documents, 8 bytes each: a text's digest and, to find near copies, the
+1. `hash_shard` writes the keys of a shard's documents, 8 bytes each: a text's digest and, to find near duplicates, the
    bands of `minhash`. Texts with a common band are linked, and texts that links connect form a group.
-2. `_sort_run` sorts the keys of a run of consecutive documents.
-3. `_link` compares a range of bands across all runs.
+2. `_sort_run` sorts the keys of a run: consecutive documents whose keys fit into memory.
+3. `_link` links texts of different runs, for one range of bands.
 4. `_relink` reduces the links of some ranges of digests to a tree per group, in several rounds.
-5. `_match` compares some ranges of digests across all runs.
-6. `copies_of` reads the copies among the documents of a shard.
+5. `_match` finds duplicates in different runs, for some ranges of digests.
+6. `copies_of` returns the duplicates among the documents of a shard.
 
-The first document with a text stays. Of a group, the text with the smallest digest stays, wherever it is in the corpus.
-(Digests are read as little-endian numbers, so their last bytes decide. The first ones choose the held-out documents.)
-Every text is linked only to smaller ones, so that even the links of a large group are spread over all ranges.
+Of equal texts, the first document stays. Of a group, the text with the smallest digest stays, wherever it is. (Digests
+are read as little-endian numbers, so their last bytes decide. Their first bytes choose the held-out documents.) Every
+text is linked only to smaller digests, so that even the links of a large group are spread over all ranges.
 
 Every key is written and read twice, and a worker holds `_AT_ONCE` keys. Two different documents with the same hash
-would count as copies. Among 100 million documents, the chance of any such pair is 1 in 3,700 (n^2 / 2^65).
+would count as duplicates. Among 100 million documents, the chance of any such pair is 1 in 3,700 (n^2 / 2^65).
 """
 
 from bisect import bisect, bisect_left
@@ -41,7 +41,7 @@ _UNUSED = bytes(8)  # key of a document that is dropped anyway and never counts 
 
 
 def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, dedup: Dedup) -> int:
-    """Writes the keys of a shard's documents, in order, unless an earlier run did; returns the number of documents."""
+    """Writes the keys of a shard's documents, in order, unless already written; returns the number of documents."""
     path = keys_path(folder, shard.number)
     if not path.is_file():
         file, digest = NewFile(path), text_digest()
@@ -62,28 +62,31 @@ def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[b
 
 
 def keys_path(folder: Path, shard: int) -> Path:
-    """The file of the keys of a shard's documents."""
+    """Returns the path of the file that holds the keys of a shard's documents."""
     return folder / f"keys-{shard:05d}.bin"
 
 
 class Pairs(NamedTuple):
-    """A set of pairs in a number of `files`: each has the offset of every range, then the pairs, sorted."""
+    """Pairs of numbers in `files` files, grouped by ranges of the first number.
+
+    A file holds the offset of every range, then its pairs, sorted by the first number.
+    """
 
     folder: Path
     name: str
     files: int
     bounds: np.ndarray
-    """The first number of each range."""
+    """The lower bound of each range."""
 
     def write(self, number: int, pairs: np.ndarray) -> None:
-        """Writes file `number`. The pairs, an array of two columns, are sorted by the first."""
+        """Writes file `number`; `pairs` [pairs, 2] must be sorted by the first column."""
         offsets = np.append(np.searchsorted(pairs[:, 0], self.bounds), len(pairs)).astype(np.uint64)
         with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it again
             file.write(offsets.data)  # unlike `tofile`, says why it fails
             file.write(pairs.tobytes())
 
     def read(self, ranges: range) -> np.ndarray:
-        """Returns the pairs of consecutive ranges, of the first file, the second, and so on."""
+        """Returns the pairs of consecutive ranges, file after file."""
         found = [np.empty(0, np.uint64)]
         for path in map(self.path, range(self.files)):
             offsets = np.fromfile(path, np.uint64, len(ranges) + 1, offset=8 * ranges.start)
@@ -94,7 +97,7 @@ class Pairs(NamedTuple):
         return np.concatenate(found).reshape(-1, 2)
 
     def path(self, number: int) -> Path:
-        """The path of file `number`."""
+        """Returns the path of file `number`."""
         return self.folder / f"{self.name}-{number:05d}.bin"
 
 
@@ -103,30 +106,31 @@ class _Run(NamedTuple):
 
     number: int
     parts: tuple[tuple[int, int, int], ...]
-    """For each shard, its number, the first of its documents in the run, and their count."""
+    """Per shard: its number, the index of its first document that is in the run, and the number of such documents."""
     first: np.uint64
-    """The number, in the corpus, of its first document."""
+    """Index of the run's first document in the corpus."""
     keys: int
     """Number of keys per document."""
 
 
 class _Found(NamedTuple):
-    """The pairs that the steps leave for each other."""
+    """The files of pairs that the steps write for later steps."""
 
     texts: Pairs
-    """The digest and the first document of a text, from each run."""
+    """Digest of a text, and the first document in the run with this text; a file per run."""
     bands: Pairs
-    """A band and the smallest digest of a text with it, from each run."""
+    """Band, and the smallest digest in the run of a text with this band; a file per run."""
     links: Pairs
-    """The digest of a text and the smaller one of another with a common band, from each run and range of bands."""
+    """Digest of a text, and the smaller one of another with a common band; a file per run and per range of bands."""
     copies: Pairs
-    """A document and its place in `REASONS`, from each run and range of digests."""
+    """Document to drop, and its reason as an index into `REASONS`; a file per run and per call of `_match`."""
 
 
 def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedup) -> Pairs:
-    """Finds all occurrences of a text but its first, and all texts of a group but one; `copies_of` reads them.
+    """Finds the documents to drop: all but the first with a text, and all texts of a group but one.
 
-    `folder` holds the keys of all shards, written by `hash_shard`; `counts` are their numbers of documents.
+    `folder` holds the keys of all shards, written by `hash_shard`; `counts` are the shards' numbers of documents.
+    Pass the result to `copies_of`.
     """
     starts = [0, *accumulate(counts)]
     documents, per_run = starts[-1], _AT_ONCE // _KEYS[dedup]
@@ -157,7 +161,7 @@ def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedu
 
 
 def copies_of(copies: Pairs, first: int, count: int) -> dict[int, str]:
-    """Returns the reason for each duplicate among `count` documents of the corpus, by its place among them."""
+    """Returns, for the `count` documents from `first` on, the reasons to drop duplicates, by index minus `first`."""
     runs = range(max(0, bisect(copies.bounds, first) - 1), bisect_left(copies.bounds, first + count))
     found = copies.read(runs)
     found = found[(first <= found[:, 0]) & (found[:, 0] < first + count)]
@@ -165,13 +169,13 @@ def copies_of(copies: Pairs, first: int, count: int) -> dict[int, str]:
 
 
 def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
-    """Joins ranges so that each worker reads about `_AT_ONCE` of these pairs; returns the joined ones, numbered."""
+    """Joins the `parts` ranges, which hold `pairs` pairs, into numbered groups of about `_AT_ONCE` pairs each."""
     step = max(1, parts * _AT_ONCE // max(1, pairs))
     return list(enumerate(range(start, min(start + step, parts)) for start in range(0, parts, step)))
 
 
 def _sort_run(run: _Run, found: _Found) -> int:
-    """Writes the texts, bands and links of a run, and the copies within it; returns the number of links."""
+    """Writes the texts, bands and links of a run, and the duplicates within it; returns the number of links."""
     row = 8 * run.keys
     keys = np.concatenate(
         [
@@ -194,7 +198,7 @@ def _sort_run(run: _Run, found: _Found) -> int:
 
 
 def _link(part: int, found: _Found) -> int:
-    """Writes the links, across runs, of texts with a common band in range `part`; returns their number."""
+    """Links texts of different runs with a common band in range `part`; returns the number of links."""
     bands = found.bands.read(range(part, part + 1))
     links = matched(bands[np.argsort(bands[:, 1])])[1]
     links = distinct(links[links[:, 0] != links[:, 1]])
@@ -203,7 +207,7 @@ def _link(part: int, found: _Found) -> int:
 
 
 def _trees(links: Pairs, ranges: list[tuple[int, range]], pool: Pool) -> Pairs:
-    """Returns links that form a tree per group: all of its texts but the one with the smallest digest have a link."""
+    """Reduces links to a tree per group: all of its texts but the one with the smallest digest have one link."""
     is_done, rounds = False, 0
     while not is_done:
         rounds += 1
@@ -214,7 +218,7 @@ def _trees(links: Pairs, ranges: list[tuple[int, range]], pool: Pool) -> Pairs:
 
 
 def _relink(numbered: tuple[int, range], links: Pairs, fewer: Pairs) -> bool:
-    """Reduces the links of the digests in these ranges; returns whether they already formed trees."""
+    """Applies `relinked` to the links of digests in some ranges; returns True if they already formed trees."""
     number, ranges = numbered
     found, unchanged = relinked(distinct(links.read(ranges)))
     fewer.write(number, found)
@@ -222,9 +226,9 @@ def _relink(numbered: tuple[int, range], links: Pairs, fewer: Pairs) -> bool:
 
 
 def _match(numbered: tuple[int, range], found: _Found, trees: Pairs | None) -> None:
-    """Writes the copies, across runs, of texts whose digests are in these ranges.
+    """Writes the duplicates in different runs, and all near duplicates, of texts with digests in some ranges.
 
-    The runs are in the corpus's order, so the first document with a digest is the corpus's first.
+    The runs are in corpus order, so the first document found with a digest is the first in the corpus.
     """
     number, ranges = numbered
     texts, later = matched(found.texts.read(ranges))
@@ -234,15 +238,15 @@ def _match(numbered: tuple[int, range], found: _Found, trees: Pairs | None) -> N
 
 
 def _with_reason(documents: np.ndarray, reason: int) -> np.ndarray:
-    """Pairs of each document and the place of its reason in `REASONS`."""
+    """Returns pairs of a document and `reason`, an index into `REASONS`."""
     return np.stack((documents, np.full_like(documents, reason)), axis=1)
 
 
 def matched(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Matches pairs of a key and a document, the documents in ascending order.
+    """Finds equal keys in pairs (key, document), which are given in ascending order of documents.
 
-    Returns the first pair of each key, sorted by key; and for each other pair, its document and the key's first one,
-    sorted by document.
+    Returns the first pair of each key, sorted by key; and for each other pair, its document and the first document
+    with the same key, sorted by the former.
     """
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     is_first = _starts(pairs[:, 0])
@@ -252,23 +256,23 @@ def matched(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def distinct(pairs: np.ndarray) -> np.ndarray:
-    """Returns the pairs sorted, by their first and then their second number, each once."""
+    """Returns the distinct pairs, sorted by their first and then their second number."""
     pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     return pairs[_starts(pairs[:, 0]) | _starts(pairs[:, 1])]
 
 
 def relinked(links: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Links each number only to the smallest of the numbers below it, and these to that one.
+    """Replaces the links from each number u to smaller ones, v1 < v2 < ..., by the links u-v1, v2-v1, v3-v1, ...
 
-    Which numbers are connected stays the same. Done again and again, this leaves every number with one link, except the
-    smallest of each group of connected numbers, which has none (the small-star step of Kiveris et al. 2014, Connected
-    Components in MapReduce and Beyond; with random numbers, it needs no large-star step).
+    Connected numbers stay connected. Repeating this step leaves every number with one link, except the smallest of each
+    group of connected numbers, which has none (the small-star step of Kiveris et al. 2014, Connected Components in
+    MapReduce and Beyond; with random numbers, it needs no large-star step).
 
     Args:
-        links: all pairs (number, smaller number) of some numbers, sorted and distinct.
+        links: all pairs (number, smaller number) of some numbers u, sorted and distinct.
 
     Returns:
-        The new links, sorted and distinct; whether they are the same as before.
+        The new links, sorted and distinct; True if they are the same as before.
     """
     is_first = _starts(links[:, 0])
     kept = links[is_first]

@@ -2,10 +2,10 @@
 
 The format is recognized from the file's beginning, and JSON lines also from the name. Each format has a pattern that
 ends a document, where a file may be cut. Markup around a text (tags, JSON, XML, white space) is not part of its
-document. A document that must not be used carries a reason, so that the build's books can count it.
+document. A document that must not be used carries a reason, so that the build can count it.
 
-In Parquet files a document is a row. Their reader decompresses a whole page, and a row group may be one page. So the
-size of a group bounds memory.
+In Parquet files, a document is a row. Their reader decompresses a whole page, and a row group may be one page. So row
+groups must be small enough for memory.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ _BATCH = 1 << 22  # bytes of text, and of the file, read at a time
 _ROWS = 64  # per batch
 _LARGEST_GROUP = 1 << 27  # bytes of text, uncompressed
 _TEXT = re.compile(r"(?:dictionary<values=)?(?:large_)?(?:string|binary)(?:_view)?(?:,.*)?")
-"""Arrow's types of text; pandas' categories are a dictionary's values."""
+"""Names of Arrow's types of text. Categories of pandas are stored as dictionaries of text."""
 
 
 class Format(StrEnum):
@@ -78,9 +78,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Document:
-    """A document's bytes; `place` is their byte offset in the unpacked file, or for rows, in the text of all rows.
+    """The bytes of a document's text.
 
-    `reason` says why it must not be used; None if it may. `cut`: the text continues in the next document.
+    Attributes:
+        place: byte offset of the text in the decompressed file; for a table, in the joined text of its range's rows.
+        reason: why the document must not be used; None if it may be.
+        cut: True if the text continues in the next document.
     """
 
     content: bytes
@@ -124,9 +127,9 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
 
 
 def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[Document]:
-    """Yields the documents of a text that was cut at document ends, none much longer than `LONGEST_DOCUMENT`.
+    """Yields the documents of a text that was cut at document ends; splits long ones with `split_long`.
 
-    Empty documents are skipped in plain text, where they are only further blank lines, but not in WikiExtractor's
+    Empty documents are skipped in plain text, where they are only extra blank lines, but not in WikiExtractor's
     output and JSON.
 
     Raises:
@@ -163,7 +166,7 @@ def split_long(document: Document) -> Iterator[Document]:
 
 
 def cut_point(text: bytes) -> int:
-    """Returns the offset at which to cut text: after the last line end, else a space, else between characters."""
+    """Returns the offset at which to cut text: after the last line end, else the last space, else a character."""
     end = text.rfind(b"\n") + 1 or text.rfind(b" ") + 1 or len(text)
     if end == len(text):
         start_of_last = next((n for n in range(1, 5) if text[-n] & 0xC0 != 0x80), len(text))
@@ -205,7 +208,7 @@ def _json_document(line: bytes, place: int, column: str) -> Document | None:
         return Document(line, place, "malformed_record")
     except KeyError:
         if place <= len(BYTE_ORDER_MARK):
-            raise ConfigError(f"text_column: {column} is not among the keys of {line[:80]!r}; choose one") from None
+            raise ConfigError(f"text_column: {column} is not among the keys of {line[:80]!r}; name one") from None
         value = None
     if not isinstance(value, str):
         return Document(line, place, "no_text")
@@ -244,7 +247,7 @@ def _parquet(path: Path, column: str | None = None) -> Iterator[Any]:
 
 
 def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[bytes | None]:
-    """Yields each row's text (None if missing) from row groups of a Parquet file.
+    """Yields each row's text (None if missing) from the row groups `start` to `end` - 1 of a Parquet file.
 
     Raises:
         ConfigError: the file cannot be read, has no text column of that name, or a group or text is too large.
@@ -269,7 +272,7 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
 
 
 def _as_bytes(column: Any) -> Any:
-    """Returns a column of text as bytes: malformed UTF-8 is counted when it is cleaned."""
+    """Returns a column of text as bytes; cleaning decodes them, to count malformed UTF-8."""
     import pyarrow
 
     if not pyarrow.types.is_dictionary(column.type):

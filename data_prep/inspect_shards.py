@@ -42,7 +42,7 @@ class InspectOptions(StrictConfig):
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
     workers: int = Field(default_factory=cores, ge=1, le=4096)
-    """most processes used by --verify (one per core)"""
+    """maximum number of processes for --verify (one per core)"""
 
 
 def main(options: InspectOptions) -> int:
@@ -71,8 +71,8 @@ def main(options: InspectOptions) -> int:
             print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
         if options.verify:
             if find_spec("megatron") is None:
-                print("\nmegatron-core is not installed: the shards were not read by its reader too")
-            repair = "rerun build_shards.py with its options, which repairs the folder"
+                print("\nmegatron-core is not installed: its reader did not check the shards")
+            repair = "rerun build_shards.py with the same options, which repairs the folder"
             print(f"\n{counted(len(problems), 'problem')}: {repair}" if problems else "\nverified: no problem found")
         return 1 if problems else 0
 
@@ -81,7 +81,7 @@ def verify(folder: Path, manifest: Manifest, pool: Pool) -> list[str]:
     """Reads every byte of a folder; returns all problems found."""
     problems = tokenizer_problems(folder, manifest)
     if not manifest.books.balances:
-        problems.append(f"{folder}: the books in manifest.json do not balance")
+        problems.append(f"{folder}: the counts of manifest.json do not balance: read is not train + held out + dropped")
     if (records := folder / RECORDS_NAME).is_dir():
         known = [load_record(folder, path.stem, ShardRecord) for path in records.glob("shard-*.json")]
         if None in known or sum((record.books for record in filter(None, known)), Books()) != manifest.books:
@@ -105,7 +105,7 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
 
 
 def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Returns the files of a shard that megatron-core's own reader, if it is installed, reads differently from ours."""
+    """Returns the files of a shard that megatron-core's reader, if installed, reads differently from this project."""
     if find_spec("megatron") is None:
         return []
     with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
@@ -154,7 +154,7 @@ def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | 
 
 
 def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[IndexedFile, IndexedFile]:
-    """Opens the ids and the masks of a shard, memory-mapped; checks all that the index files suffice for.
+    """Opens the ids and the masks of a shard, memory-mapped; checks what the index files alone can show.
 
     Raises:
         ConfigError: a file is missing, or contradicts the manifest.
@@ -177,7 +177,7 @@ def open_shard(folder: Path, shard: ShardEntry, manifest: Manifest) -> tuple[Ind
 
 
 def problems_of(rows: Rows, manifest: Manifest) -> list[str]:
-    """Checks sequences and their masks; returns the first sequence with each problem, normally none."""
+    """Checks sequences and their masks; returns a line per kind of problem, with the first sequence that has it."""
     special = manifest.special_tokens
     positions = np.arange(manifest.seq_length)
     inside = positions < rows.lengths[:, None]

@@ -21,7 +21,7 @@ HELD_OUT_NAME = "held_out"
 RECORDS_NAME = "records"
 """The folder with the records of a build, complete or not."""
 WORK_NAME = ".build"
-"""The folder of what the workers share; removed once the manifest is written."""
+"""The folder of the workers' temporary files; removed once the manifest is written."""
 
 
 Dedup = Literal["none", "exact", "near"]
@@ -54,17 +54,17 @@ class Choices(StrictConfig):
     held_out: float = Field(0.005, ge=0, lt=1)
     """share of documents never trained on"""
     filter: Annotated[tuple[str, ...], Group("web text")] = Field((), exclude_if=lambda chosen: not chosen)
-    """drop documents and lines by rules: gopher, c4, fineweb, or single ones"""
+    """drop documents and lines by rules: gopher, c4, fineweb, or single rules"""
     keep_language: tuple[str, ...] = Field((), exclude_if=lambda chosen: not chosen)
     """drop documents in other languages than these, such as en"""
     language_threshold: float = Field(0.5, ge=0, le=1, exclude_if=lambda chosen: chosen == 0.5)
-    """least confidence in a document's language"""
+    """least confidence in the detected language, from 0 to 1"""
     decontaminate_ngram: int = Field(13, ge=1, le=100, exclude_if=lambda chosen: chosen == 13)
-    """words that a document must not share; 13 as in GPT-3"""
+    """n for --decontaminate, in words; 13 as in GPT-3"""
     seed: Annotated[int, Group("the build")] = 0
     """seed of every random choice"""
     shard_mb: float = Field(0.0, ge=0, le=16_000)
-    """text per shard, in MB (0: an eighth of it, 6 to 64, or more of a large corpus)"""
+    """text per shard, in MB (0: an eighth of all text, within 6 to 64; more above 8 GB)"""
 
     @field_validator("ngram")
     @classmethod
@@ -101,10 +101,10 @@ class ShardEntry(StrictRecord):
     """Prefix of its files."""
     sequences: Number
     tokens: Number
-    """Special tokens included."""
+    """Number of tokens, special tokens included."""
     word_pieces: Count
     unknown: Count
-    """[UNK] among the word pieces."""
+    """Number of [UNK] among the word pieces."""
     ngrams: tuple[Count, ...]
     """How often an n-gram of 1, 2, ... words was drawn for the masks."""
     written: dict[_Suffix, tuple[Count, str]] = Field(min_length=4)
@@ -156,7 +156,7 @@ class Share(_Sums):
 
 
 class Books(_Sums):
-    """The accounts of a build, held-out text included: all text read, and its use."""
+    """Counts of all text that a build read, held-out text included, and of what became of it."""
 
     documents: Ledger = Ledger()
     characters: Ledger = Ledger()
@@ -168,9 +168,9 @@ class Books(_Sums):
     normalized_documents: Count = 0
     """Documents that NFC changed."""
     cut_documents: Count = 0
-    """Cuts in documents too long for memory."""
+    """Number of cuts in documents that are too long for memory."""
     cut_lines: Count = 0
-    """Cuts in lines too long for a sentence."""
+    """Number of cuts in lines that are too long for a sentence."""
     inputs: dict[str, Share] = {}
     """The mixture: the contribution of each input to the shards, training and held out."""
 
@@ -221,7 +221,7 @@ class Manifest(StrictRecord):
 
     @property
     def tokenizer_sha256(self) -> str:
-        """Identifies the tokenizer by everything that determines its ids."""
+        """Checksum of everything that determines the tokenizer's ids."""
         return self.config.tokenizer_sha256
 
     @model_validator(mode="after")
@@ -265,7 +265,7 @@ def load_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     if not path.is_file():
         raise ConfigError(
-            f"{folder} is no complete folder of shards: it has no manifest.json; run data_prep/build_shards.py "
+            f"{folder} is not a complete shard folder: it has no manifest.json; run data_prep/build_shards.py "
             f"--output {folder}, or, if it holds text, with --input {folder} and another --output"
         )
     try:

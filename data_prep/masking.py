@@ -131,9 +131,9 @@ class _Batch:
             kept.mask(start_S[again_S], (copies_S - windows_S)[again_S], random, drawn, masked)
 
     def _used_places(self, turn_S: np.ndarray, used_S: np.ndarray) -> np.ndarray:
-        """Indices of the first `used_S` tokens after each circle's start, concatenated.
+        """Returns the indices of the first `used_S` tokens of each sequence's circle, concatenated.
 
-        A circle starts `turn_S` before the end of its list, so its tokens form two runs of the list.
+        A circle starts `turn_S` before the end of the sequence's list, so these tokens form two runs of the list.
         """
         first_S = np.cumsum(self.m_S) - self.m_S
         before_S = np.minimum(turn_S, used_S)

@@ -1,8 +1,8 @@
-"""Keys by which near copies of a document find each other: MinHash signatures, cut into bands.
+"""Keys that near-duplicate documents have in common: MinHash signatures, cut into bands.
 
 A document is compared by its set of shingles: 5 consecutive words, in lower case and without punctuation. The smallest
-of a set's hashes is equal in two documents with probability J, the Jaccard similarity of their sets. Of 112 such
-minima, 16 bands of 7 become keys. So two documents have a common key with probability 1 - (1 - J^7)^16:
+of a set's hashes is equal in two documents with probability J, the Jaccard similarity of their sets. 112 such minima
+form 16 bands of 7; each band becomes a key. So two documents have a common key with probability 1 - (1 - J^7)^16:
 
     J             .3      .5      .6      .7      .8      .9
     probability   0.35%   12%     37%     75%     97.7%   99.997%
@@ -36,7 +36,7 @@ _FACTORS, _TERMS = _HASHES.astype(np.uint32), (_HASHES >> np.uint64(32)).astype(
 def document_keys(documents: Iterable[Document]) -> Iterator[np.ndarray]:
     """Yields the keys of documents in batches, one row per document; zeros for documents that are dropped anyway.
 
-    A row holds the digest, then a key per band, in ascending order: a key's first 4 bits are its band.
+    A row holds the digest, then a key per band. These ascend, because a key's first 4 bits are the number of its band.
     """
     yield from map(_keys, batches(documents, _AT_ONCE, lambda document: len(document.content)))
 
@@ -67,7 +67,7 @@ def _keys(documents: list[Document]) -> np.ndarray:
 
 
 def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the hashes of the words of all contents, and the place of each content's first word among them."""
+    """Returns the hashes of the words of all contents, and the index of each content's first word among them."""
     letters, stands_alone, powers, inverses = _tables()
     texts = [unicodedata.normalize("NFC", content.decode("utf-8", "replace")).lower() for content in contents]
     text, ends = "\n".join(texts), np.cumsum([len(text) + 1 for text in texts])
@@ -91,7 +91,7 @@ def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a random number for each character of words, the characters that are words, and powers of a number."""
+    """Returns by code point: a random number (0 outside words), whether it is a word; by position: powers, inverses."""
     codes = np.arange(0x110000, dtype=np.uint64)
     is_letter = [unicodedata.category(chr(code))[0] in "LMN" for code in range(len(codes))]
     letters = np.where(is_letter, scrambled(codes + np.uint64(1)), np.uint64(0))

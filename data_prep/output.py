@@ -51,7 +51,7 @@ class ContaminatedDocument(StrictRecord):
     """A document that was dropped because it shares an n-gram with an evaluation set."""
 
     document: str
-    """Key of its file, and its byte offset there."""
+    """`KEY@OFFSET`: the key of its file, and its byte offset in the file's text."""
     evaluation_set: str
     example: str
     ngram: str
@@ -61,9 +61,9 @@ class ShardRecord(StrictRecord):
     """The outcome of building one shard; `train` or `held_out` is None if that side received no text."""
 
     text: str
-    """Digest of the text."""
+    """Digest of the input text."""
     duplicates: str
-    """Digest of the indices of the documents that are copies of others in the corpus."""
+    """Digest of the indices of the documents that duplicate others in the corpus."""
     books: Books
     train: ShardEntry | None
     held_out: ShardEntry | None
@@ -71,7 +71,7 @@ class ShardRecord(StrictRecord):
     """The shard's first contaminated documents."""
 
     def entry(self, side: str) -> ShardEntry | None:
-        """Returns the manifest's entry of a side; None if it has no text."""
+        """Returns the manifest's entry for `side`, train or held_out; None if this side has no text."""
         return self.train if side == TRAIN else self.held_out
 
 
@@ -102,7 +102,7 @@ def folder_of(output: Path, side: str) -> Path:
 
 
 def locked(folder: Path) -> Lock:
-    """Locks the folder against other builds, making it if missing.
+    """Locks the folder against other builds; makes it if missing; returns the lock.
 
     Raises:
         ConfigError: another build holds the lock, or the folder cannot be made.
@@ -133,7 +133,7 @@ def open_plan(folder: Path) -> Plan | None:
 
 
 def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
-    """Refuses, with one line per difference, a `plan` that differs from the `earlier` one of the folder's build."""
+    """Raises a ConfigError, with a line per difference, if `plan` differs from `earlier`, the plan in `folder`."""
     old, new = (one.config.model_dump() | one.versions | one.inputs for one in (earlier, plan))
     problems = [
         f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "

@@ -1,4 +1,5 @@
-"""Builds one shard: runs its text through every step, from bytes to the sequences and masks of its two sides.
+"""Builds one shard: runs its text through every step, from bytes to the sequences and masks of its two sides,
+training and held out.
 
 The random streams depend only on the seed and the shard's key, so neither the number of workers nor a restart changes a
 byte.
@@ -55,8 +56,8 @@ def build_shard(
 ) -> ShardRecord:
     """Writes the files of a shard, whose names begin with `name`, and returns its record.
 
-    `key` and the build's seed determine the random streams. `copies` are reasons to drop documents that are copies of
-    others, by their place in the shard.
+    `key` and the build's seed determine the random streams. `copies` are the reasons to drop duplicate documents, by
+    their index in the shard.
 
     Raises:
         ConfigError: the text cannot be read.
@@ -83,7 +84,7 @@ def build_shard(
 
 
 def copies_digest(copies: Mapping[int, str]) -> str:
-    """Returns a digest of the places of a shard's copies, and of the reasons to drop them."""
+    """Returns a digest of the indices of a shard's duplicates, and of the reasons to drop them."""
     return hashlib.blake2b(str(sorted(copies.items())).encode(), digest_size=8).hexdigest()
 
 
@@ -91,7 +92,7 @@ class Intake:
     """Cleans and filters a shard's documents, and accounts for every one of them.
 
     Attributes:
-        contaminated: the first of the documents that share an n-gram with an evaluation set.
+        contaminated: the first `_MOST_LISTED` documents that share an n-gram with an evaluation set.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Intake:
             self._ledgers[name][place] += amount
 
     def side_of(self, text: Text, word_pieces: int) -> str | None:
-        """Returns the side chosen for a document of `word_pieces` pieces, and accounts for it; None if it has none.
+        """Returns the side chosen for a document, and counts it there; None if `word_pieces` is 0.
 
         The choice depends only on the content: equal documents are always on the same side, with any seed.
         """
@@ -161,7 +162,7 @@ class Intake:
         return side
 
     def books(self, entries: Mapping[str, ShardEntry | None]) -> Books:
-        """Returns the accounts of the shard: everything read, and everything that its sides received."""
+        """Returns the counts of all text that the shard read, and of what its sides received."""
         pieces = self._ledgers["word_pieces"]
         pieces.update({side: entry.word_pieces for side, entry in entries.items() if entry})
         shares = {origin: Share(**share) for origin, share in sorted(self._shares.items())}
@@ -179,7 +180,7 @@ def _emptiness(cleaned: CleanedText) -> str | None:
 
 @lru_cache(maxsize=1)
 def load_tools(output: Path, config: BuildConfig) -> tuple[SubwordTokenizer, Punkt | None, Curator]:
-    """Returns the tokenizer, the Punkt model unless each line is a sentence, and the curator; cached per process."""
+    """Returns tokenizer, sentence splitter (None if each line is a sentence) and curator; cached per process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers already use all cores
     punkt = None if config.sentences == "line" else Punkt(load_model(output / PUNKT_NAME))
     is_kept = language_test(config.keep_language, config.language_threshold) if config.keep_language else None

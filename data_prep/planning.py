@@ -1,7 +1,7 @@
 """Plans the shards: which documents each one holds, from names, sizes and the beginnings of files alone.
 
 A shard holds several whole files, or the documents that begin in a range of one large file. Neither the number of
-workers nor what became of earlier builds changes the plan. A worker receives names and ranges, never text.
+workers nor the state of an earlier build changes the plan. A worker receives names and ranges, never text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _PACKED = 3  # bytes of text per byte of a small compressed file or table, which
 
 
 class Range(NamedTuple):
-    """The documents that begin in a part of a source, by bytes of text or row groups."""
+    """The documents that begin in one part of a source; `start` and `end` are bytes of text, or row groups."""
 
     source: Source
     start: int = 0
@@ -29,7 +29,7 @@ class Range(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Identifies the range wherever the input is stored."""
+        """Identifies the range, even if the input is moved to another folder."""
         return f"{self.source.key}@{self.start}"
 
 
@@ -39,20 +39,20 @@ class Shard(NamedTuple):
     number: int
     ranges: tuple[Range, ...]
     size: int
-    """Bytes on disk, about."""
+    """Approximate bytes on disk."""
 
     @property
     def name(self) -> str:
-        """The prefix of its files."""
+        """Prefix of the names of the shard's files."""
         return f"shard-{self.number:05d}"
 
 
 Task = tuple[Shard, ...]
-"""Shards that one worker writes one after another: several if they come from a file that cannot be sought."""
+"""Shards that one worker writes in order: several only if they come from one file that allows no seeking."""
 
 
 def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
-    """Returns all shards, of about `text_per_shard` bytes, or of a size that suits the input if this is 0.
+    """Returns all shards, each of about `text_per_shard` bytes of text; 0 chooses a size that suits the input.
 
     Raises:
         ConfigError: a file is unreadable, or not in the format that it appears to have.
@@ -84,12 +84,12 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
 
 
 def _text_size(source: Source) -> int:
-    """Returns a source's size unpacked, estimated from its name."""
+    """Estimates a source's bytes of text from its size on disk and its suffix."""
     return source.size * (_PACKED if source.name.endswith((*SUFFIXES, ".parquet")) else 1)
 
 
 def measured_size(source: Source) -> tuple[int, bool]:
-    """Returns a file's bytes of text, measured at its beginning if it is compressed, and whether it is."""
+    """Returns a file's bytes of text, estimated from its beginning if compressed; and whether it is compressed."""
     if is_table(source.path):
         return sum(group_sizes(source.path)), True
     share = text_per_byte(source.path)
@@ -97,7 +97,7 @@ def measured_size(source: Source) -> tuple[int, bool]:
 
 
 def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
-    """Returns the ranges of a large file, and whether each can be read without those before it."""
+    """Returns the ranges of a large file, and whether each can be read without the ranges before it."""
     if is_table(source.path):
         groups = group_sizes(source.path)
         return [Range(source, *bounds) for bounds in pairwise(_groups_at_once(groups, budget))], True
@@ -110,7 +110,7 @@ def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
 
 
 def _groups_at_once(sizes: Sequence[int], budget: float) -> Iterator[int]:
-    """Yields the first row group of each range, and the end of the last."""
+    """Yields the bounds of the ranges: the first row group of each, then the number of row groups."""
     yield 0
     held = 0
     for group, size in enumerate(sizes):

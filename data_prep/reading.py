@@ -1,7 +1,7 @@
-"""Reads the documents of ranges in chunks, which end at the end of a document and bound the memory of a worker.
+"""Reads the documents of ranges in chunks, which end at document ends and bound the memory of a worker.
 
-A document belongs to the range in which it begins. The end of a document that is the first to begin at or after a place
-divides the text there: one worker reads up to it, another from it on. Both look for it in the same way.
+A document belongs to the range in which it begins. Two ranges meet at the first document end (such as a blank line) at
+or after their common bound: one worker reads up to it, another from it on. Both find it in the same way.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ Item = TypeVar("Item")
 
 
 class Chunk(NamedTuple):
-    """Consecutive documents of one source with their text: one text from a file, or one per row from a table."""
+    """Consecutive documents of one source. `content` is their text; for a table, a tuple with the text of each row."""
 
     source: Source
     format: Format
@@ -70,7 +70,7 @@ class Chunk(NamedTuple):
 
 
 class _Text:
-    """The text of one file from some place on, read on demand."""
+    """The text of one file from some place on, read on demand. A place is a byte offset in the text."""
 
     def __init__(
         self, source: Source, stream: Any, beginning: bytes, place: int, held: bytes, reading: Reading, longest: int
@@ -83,7 +83,7 @@ class _Text:
         self.is_over = False
 
     def drop(self, place: int) -> None:
-        """Drops the text before a place, which may not be read yet."""
+        """Drops the text before a place; reads up to it first if necessary."""
         while self._place < place:
             gone = min(place - self._place, len(self._held))
             del self._held[:gone]
@@ -92,21 +92,21 @@ class _Text:
                 return
 
     def take(self, start: int, end: int) -> bytes:
-        """Returns the text between two places, both of which are read."""
+        """Returns the text between two places, up to which it must have been read."""
         return bytes(self._held[start - self._place : end - self._place])
 
     @property
     def end(self) -> int:
-        """The place up to which it is read."""
+        """The place up to which the text has been read."""
         return self._place + len(self._held)
 
     def end_after(self, place: float) -> tuple[int, bool]:
-        """Returns the end of the first document end that begins at `place` or later; whether the cut there is forced.
+        """Returns the place of the first document end from `place` on; and True if it is only a cut in a long document.
 
-        It is forced if the document runs on for too long. The end of the file ends the last document.
+        The end of the file ends the last document.
 
         Raises:
-            ConfigError: a record runs on for too long.
+            ConfigError: a record, which must not be cut, is too long.
         """
         searched = 0
         while True:
@@ -139,11 +139,11 @@ class _Text:
 
 
 class Reader(AbstractContextManager["Reader"]):
-    """Reads ranges, one after another; in a file that cannot be sought, continues where the previous range ended.
+    """Reads ranges one after another. Those of one file must come in order, because reading only moves forward.
 
     Args:
         indices: the folder of the indices of large compressed files; None to read them from their beginnings.
-        longest: bytes for which a document may run on before it is cut.
+        budget: approximate bytes of a chunk. longest: bytes after which a document is cut.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Reader(AbstractContextManager["Reader"]):
         return _Text(source, stream, beginning, start, b"", self._reading, self._longest)
 
     def _cut(self, text: _Text, part: Range) -> Iterator[Chunk]:
-        """Yields the chunks of the documents that begin between the first document ends after two places."""
+        """Yields the chunks between the first document ends after the start and after the end of a range."""
         last = inf if part.end is None else part.end
         text.drop(part.start)
         start = text.end_after(part.start)[0] if part.start else 0
@@ -216,12 +216,12 @@ class Reader(AbstractContextManager["Reader"]):
 
 
 def text_digest() -> "hashlib.blake2b":
-    """Returns an empty digest for `hashed`."""
+    """Returns a new hash object for `hashed`."""
     return hashlib.blake2b(digest_size=16)
 
 
 def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk]:
-    """Yields the chunks, adding every byte of each, and its source, place and format, to the digest."""
+    """Yields the chunks; updates `digest` with the content, source, place and format of each."""
     for chunk in chunks:
         digest.update(f"{chunk.format} {chunk.source.key} {chunk.place} {chunk.size} {chunk.cut}\n".encode())
         for row in chunk.content if isinstance(chunk.content, tuple) else (chunk.content,):
@@ -231,7 +231,7 @@ def hashed(chunks: Iterable[Chunk], digest: "hashlib.blake2b") -> Iterator[Chunk
 
 
 def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yields the items in lists of at least `limit` in size, but for the last one."""
+    """Yields lists of items whose sizes sum to at least `limit`; the last list may be smaller."""
     batch: list[Item] = []
     size = 0
     for item in items:
@@ -251,7 +251,7 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
     the sample near its size.
 
     Raises:
-        ConfigError: as `Reader.chunks`.
+        ConfigError: a file is unreadable or damaged, or not in the format that it appears to have.
     """
     files = sources[:: max(1, len(sources) // _SAMPLED_FILES)]
     budget = max(1, size // len(files))

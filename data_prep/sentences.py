@@ -1,12 +1,12 @@
-"""Splits documents into sentences with a Punkt model (Kiss and Strunk, 2006), exactly as NLTK and many times faster.
+"""Splits documents into sentences with a Punkt model (Kiss and Strunk, 2006): NLTK's result, but many times faster.
 
 The model is given as a folder in NLTK's `punkt_tab` form, or trained on a sample of the corpus. The end of a line
 always ends a sentence, as in ELECTRA's builder, which reads line by line. Punkt knows no other marks than `.?!`.
 
-NLTK's PunktSentenceTokenizer decides, except after thousands of characters without a space. Only a full stop, question
-or exclamation mark before closing punctuation, or before white space and another word, may end a sentence. Here one
-compiled pattern finds these marks. Most words before them are neither abbreviations nor numbers and end a sentence
-regardless of the next word; NLTK decides the others, once for each pair of words.
+The result is that of NLTK's PunktSentenceTokenizer, except after thousands of characters without a space. Only a full
+stop, question or exclamation mark before closing punctuation, or before white space and another word, may end a
+sentence. One compiled pattern finds these marks. Most words before them are neither abbreviations nor numbers and end a
+sentence regardless of the next word; NLTK decides the others, once for each pair of words.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ _UNSPACED = 1 << 12  # characters without a space, too many to be words: NLTK wo
 
 @cache
 def _nltk() -> Any:
-    """NLTK's module of Punkt; without SciPy and scikit-learn, which serve other modules and take 2 s to import."""
+    """Returns NLTK's Punkt module; without SciPy and scikit-learn, which it does not need and take 2 s to import."""
     absent: dict[str, Any] = {name: None for name in ("scipy", "sklearn") if name not in sys.modules}
     sys.modules.update(absent)
     try:
@@ -87,7 +87,7 @@ class PunktModel:
 
 
 class Punkt:
-    """Splits lines into sentences with a model."""
+    """Splits lines into sentences with a Punkt model."""
 
     def __init__(self, model: PunktModel) -> None:
         parameters = _nltk().PunktParameters()
@@ -115,7 +115,7 @@ class Punkt:
         return sentences
 
     def _ends(self, line: str) -> list[tuple[int, int]]:
-        """Returns each sentence's end and the next one's start, before closing punctuation is moved."""
+        """Returns each sentence's end and the next one's start; `sentences` then moves closing punctuation."""
         found = []
         for start, end, match in _candidates(line):
             stem = line[start : end - 1].lower().lstrip(_OPENING)
@@ -131,7 +131,7 @@ class Punkt:
 
 
 def _candidates(line: str) -> list[tuple[int, int, re.Match[str]]]:
-    """Returns the marks that may end a sentence: start of the word before it, end of the mark, match.
+    """Returns (start of the word before it, end of the mark, match) for each mark that may end a sentence.
 
     If no space separates several marks, only the last counts, unless the first has no word before it.
     """
@@ -181,7 +181,7 @@ def has_model(folder: Path) -> bool:
 
 
 def sample_by_content(texts: Sequence[str], size: int) -> list[str]:
-    """Returns texts of `size` characters in all, the last one cut; their content decides which, not their order."""
+    """Returns a sample of `size` characters, its last text cut; it depends on the texts' content, not their order."""
     chosen: list[str] = []
     for text in sorted(texts, key=lambda text: hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()):
         chosen.append(text[:size])

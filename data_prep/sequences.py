@@ -23,7 +23,7 @@ Packing = Literal["documents", "full"]
 
 @dataclass(frozen=True)
 class TokenStream:
-    """Concatenated word pieces of documents; ends are offsets into `ids`, and the last equals its length."""
+    """Concatenated word pieces of documents; all ends are offsets into `ids`, the last one its length."""
 
     ids: np.ndarray
     word_starts: np.ndarray  # bool: True if not a `##` piece

@@ -3,8 +3,8 @@
 `.bin` holds the concatenated items. `.idx` holds, little-endian: 9 bytes `MMIDIDX` 0 0, uint64 version 1, uint8
 element type, uint64 items, uint64 document marks (items + 1: every item is its own document), then int32
 lengths (elements), int64 offsets (bytes) and int64 document marks. Source:
-megatron/core/datasets/indexed_dataset.py of megatron-core 0.16.1. Importing that takes seconds, so this module
-reads and writes the format itself. Here too: the comparison of a shard folder's files with its manifest.
+megatron/core/datasets/indexed_dataset.py of megatron-core 0.16.1. Importing megatron-core takes seconds, so this
+module reads and writes the format itself. It also compares a shard folder's files with the folder's manifest.
 """
 
 import mmap

@@ -19,7 +19,7 @@ _TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input file; `key` is `NUMBER/PATH`: the input's number, and the path below it.
+    """An input file; `key` is `NUMBER/PATH`: the number of the `--input` that names it, and its path below that.
 
     A corpus may have a million files: a path as text takes a third of the memory of a `Path`.
     """
@@ -120,7 +120,7 @@ def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
 def _walk(folder: Path) -> Iterator[Path]:
     """Yields every file below a folder. Links are followed, and each real folder is read once, under its first name.
 
-    Otherwise folders that link to each other would never end. To use a text twice, name it twice.
+    Otherwise the walk would never end in folders that link to each other. To use a text twice, name it twice.
     """
     waiting, seen = deque([folder]), set()
     while waiting:

@@ -126,7 +126,7 @@ class SubwordTokenizer:
             )
 
     def normalized(self, text: str) -> str:
-        """Returns a text as the vocabulary sees it, in its case and accents."""
+        """Returns a text after the tokenizer's normalization of case, accents and Unicode form."""
         return str(self._tokenizer.normalizer.normalize_str(text)) if self._tokenizer.normalizer else text
 
     def sha256(self) -> str:
@@ -140,7 +140,7 @@ class SubwordTokenizer:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def files(self) -> dict[str, bytes]:
-        """The content of the tokenizer's files by name; `AutoTokenizer` of `transformers` gives the same ids."""
+        """The content of the tokenizer's files by name; loaded as `AutoTokenizer`, they give the same ids."""
         names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
         configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
         texts = (
@@ -206,7 +206,7 @@ def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | 
 def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings with which `transformers` normalizes text exactly as this tokenizer does.
 
-    For BERT's normalizer it rebuilds the normalization from three settings; any other it takes from tokenizer.json.
+    `transformers` rebuilds BERT's normalizer from three settings, and reads any other one from tokenizer.json.
     """
     normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):
@@ -272,7 +272,7 @@ def _read_vocabulary(path: Path) -> list[str]:
 
 
 def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
-    """Returns the tokenizer that `read` returns.
+    """Returns the tokenizer that `read` loads, after checking that it can be used.
 
     Raises:
         ConfigError: it cannot be read, is of another kind, lacks a special token, or has too many ids for uint16.

@@ -39,9 +39,9 @@ class VocabularyOptions(StrictConfig):
     kind: Literal["wordpiece", "bpe"] = "wordpiece"
     """BERT's, or byte-level BPE, which keeps all text as it is and has no unknown characters"""
     size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
-    """most tokens; BERT and ELECTRA have 30,522"""
+    """maximum number of tokens; BERT and ELECTRA have 30,522"""
     alphabet: int = Field(1000, ge=1, le=LARGEST_VOCABULARY)
-    """most characters; rarer ones become [UNK]"""
+    """maximum number of characters; rarer ones become [UNK]"""
     sample_mb: float = Field(200.0, gt=0, le=1_000_000)
     """text to train on, in MB, sampled across the files"""
     text_column: str = "text"
@@ -51,7 +51,7 @@ class VocabularyOptions(StrictConfig):
     keep_accents: bool = False
     """keep accents in lower case; Thai and Indic vowels are accents"""
     unicode_form: Literal["none", "nfc", "nfd", "nfkc", "nfkd"] = "none"
-    """applied first; build_shards applies nfc to all text"""
+    """Unicode normalization; build_shards applies nfc to all text"""
     join_cjk: bool = False
     """Chinese characters form words; by default each is a word"""
 
@@ -120,13 +120,16 @@ def train_vocabulary(read_texts: Callable[[], Iterator[str]], options: Vocabular
     frequent pairs by these numbers. Passing the sorted characters as special tokens fixes their order.
 
     Raises:
-        ConfigError: the characters already exceed `size`.
+        ConfigError: the special tokens and characters already exceed `size`.
     """
     tokenizer = from_vocabulary(SPECIAL_TOKENS, options.normalizer)
     alphabet = _alphabet(read_texts(), tokenizer, options.alphabet)
     fixed, size = [*SPECIAL_TOKENS, *alphabet], options.size
     if len(fixed) > size:
-        raise ConfigError(f"size: got {size}, expected at least {len(fixed)}: the text has {len(alphabet)} characters")
+        raise ConfigError(
+            f"size: got {size}, expected at least {len(fixed)}: characters take {len(alphabet)} tokens; raise it, "
+            "or lower --alphabet"
+        )
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=_LEAST_COUNT,

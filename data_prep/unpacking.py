@@ -1,7 +1,7 @@
 """Opens files for reading, decompressing gzip, bzip2, xz and Zstandard, which are recognized by content.
 
-Large files of gzip and bzip2 are read from any place, by rapidgzip and an index of the file. The index takes
-decompressing the file once, on every core. Without rapidgzip one worker reads the file from its beginning and writes
+Large files of gzip and bzip2 are read from any place, by rapidgzip and an index of the file. To make the index, all
+cores decompress the file once. Without rapidgzip one worker reads the file from its beginning and writes
 all its shards, with the same bytes.
 """
 
@@ -36,8 +36,8 @@ _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; U
 class _Streams(io.RawIOBase):
     """Decompresses concatenated streams, each with its own decompressor.
 
-    Zeros after the last one are padding, and with `may_pad` those after any. Python's own readers mistake a
-    damaged stream after the first for the end of the file.
+    Zeros after the last stream are padding; with `may_pad`, so are zeros after any stream. Python's own readers mistake
+    a damaged stream after the first for the end of the file.
     """
 
     def __init__(self, new_decompressor: Callable[[], Any], may_pad: bool, file: BinaryIO) -> None:
@@ -139,7 +139,7 @@ def _packing_at(path: Path) -> str | None:
 def text_per_byte(path: Path) -> float | None:
     """Returns the bytes of text per byte of a compressed file, measured at its beginning; None if it is not compressed.
 
-    Decompressors read ahead: the count of compressed bytes belongs to the text only when they need more.
+    Decompressors read ahead, so text and compressed bytes are compared only when the decompressor needs more.
     """
     size = place = 0
     with opened(path) as file, suppress(*DAMAGED):
@@ -159,18 +159,18 @@ def not_text(beginning: bytes) -> str | None:
 
 
 def can_seek(source: Source) -> bool:
-    """True if a file is of gzip or bzip2 and rapidgzip is installed."""
+    """True if a file is of gzip or bzip2 and rapidgzip is installed; warns if only rapidgzip is missing."""
     if _packing_at(source.path) not in ("gzip", "bzip2"):
         return False
     is_installed = find_spec("rapidgzip") is not None
     if not is_installed:
         name = printable(source.name)
-        print_warning(f"{name}: one worker reads it; several can after pip install 'electra-sampler[packed]'")
+        print_warning(f"{name}: only one worker can read it; for several, pip install 'electra-sampler[packed]'")
     return is_installed
 
 
 def make_index(source: Source, folder: Path) -> None:
-    """Decompresses a file, on every core, to write the index by which `open_sought` seeks.
+    """Decompresses a file, on all cores, to write the index that `open_sought` needs.
 
     Raises:
         ConfigError: the file is damaged.
@@ -195,7 +195,7 @@ def _write_index(path: Path, threads: int, index: Path) -> None:
 
 
 def open_sought(source: Source, folder: Path) -> Any:
-    """Opens a compressed file by its index in the folder, so that it can be read from any place."""
+    """Opens a compressed file, with the index that `make_index` wrote, for reading from any place."""
     index = index_path(source, folder)
     file = _opened(source.path, 1)
     if _packing_at(source.path) == "bzip2":
@@ -206,7 +206,7 @@ def open_sought(source: Source, folder: Path) -> Any:
 
 
 def index_path(source: Source, folder: Path) -> Path:
-    """The file of a compressed file's index in the folder."""
+    """Returns the path, in `folder`, of the index of a compressed file."""
     return folder / f"index-{hashlib.blake2b(source.key.encode(), digest_size=8).hexdigest()}"
 
 

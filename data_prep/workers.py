@@ -16,14 +16,14 @@ Item = TypeVar("Item")
 
 
 class Pool:
-    """Runs functions over items on `size` workers: MPI's ranks, or processes of this machine; one is this process."""
+    """Runs functions over items on `size` workers: MPI's ranks, else processes; a single worker is this process."""
 
     def __init__(self, size: int, ranks: Any = None) -> None:
         self.size = size
         self._executor = ranks
 
     def start(self, tasks: int) -> None:
-        """Starts the workers, no more than there are tasks: they import while this process prepares."""
+        """Starts the workers, at most `tasks`; they import their modules while this process prepares."""
         self.size = max(1, min(self.size, tasks))
         if self._executor is not None or self.size == 1:
             return
@@ -31,19 +31,19 @@ class Pool:
             # spawned, not forked: the tokenizer's threads do not survive a fork
             self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin)
         except (ImportError, OSError):
-            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; one does the work")
+            print_warning("workers: this system has no semaphores (/dev/shm) for several processes; using one")
             self.size = 1
             return
         for _ in range(self.size):
             self._executor.submit(os.getpid)
 
     def end(self) -> None:
-        """Ends the workers after the tasks that they are at; the waiting ones are dropped."""
+        """Ends the workers after their current tasks; drops waiting tasks."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
     def run(self, function: Callable[..., Any], items: Iterable[Item], *constants: Any) -> Iterator[tuple[Item, Any]]:
-        """Yields each item with `function(item, *constants)` as it completes, in any order."""
+        """Yields (item, `function(item, *constants)`) for each item as it completes, in any order."""
         self.start(self.size)
         if self._executor is None:
             for item in items:
@@ -58,7 +58,7 @@ class Pool:
 def start_pool(workers: int) -> Iterator[Pool | None]:
     """Yields a pool: MPI's ranks under mpirun, else `workers` processes.
 
-    On a worker's rank it yields None, once the pool is closed.
+    On the ranks that are workers, it yields None, once the pool is closed.
     """
     if max(int(os.environ.get(name, 1)) for name in _RANKS) > 1:
         from mpi4py import MPI
@@ -75,7 +75,7 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
 
 
 def _begin() -> None:
-    """Makes this worker end when its parent is killed: it would wait forever, or write into a resumed build."""
+    """Makes this worker end when its parent is killed; else it would wait forever, or write into a resumed build."""
 
     def watch() -> None:
         if parent := parent_process():

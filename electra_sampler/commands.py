@@ -1,6 +1,6 @@
 """The console command: `electra-sampler NAME OPTIONS` does what `python SCRIPT OPTIONS` does in a checkout.
 
-COMMANDS lists them, one line each. Only the module of the given command is imported.
+COMMANDS lists all commands, one line each. Only the module of the given command is imported.
 """
 
 import importlib
@@ -25,13 +25,13 @@ COMMANDS = {
     "export": ("pretrain.export", "export a run as a Hugging Face folder"),
     "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),
     "squad": ("finetune.run_squad", "fine-tune on SQuAD; several processes: deepspeed --module finetune.run_squad"),
-    "tagging": ("finetune.run_tagging", "fine-tune on entities or parts of speech; --module finetune.run_tagging"),
+    "tagging": ("finetune.run_tagging", "fine-tune on NER or POS; several: deepspeed --module finetune.run_tagging"),
     "predict": ("finetune.predict", "predict with a fine-tuned model"),
     "blimp": ("finetune.blimp", "score minimal pairs, without fine-tuning"),
     "report": ("finetune.report", "compare fine-tuned scores with the paper's"),
     "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline"),
 }
-"""Module and one line of help."""
+"""Each command's module and line of help."""
 HELP = f"""usage: {PROGRAM} COMMAND [OPTIONS]
        {PROGRAM} COMMAND --help | --version
 

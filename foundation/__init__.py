@@ -1,1 +1,1 @@
-"""The ground floor: strict configuration, command line, files, randomness. Imports no other package of the project."""
+"""Shared code: strict configuration, command line, files, randomness. Imports no other package of the project."""

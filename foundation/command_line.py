@@ -35,7 +35,7 @@ HIDDEN = "command line: not shown by --help"
 
 
 class Group(str):
-    """Annotates an option: in `--help`, a group with this title starts with it."""
+    """Annotates an option: in `--help`, it and the options after it are listed under this title."""
 
 
 class Metavar(str):
@@ -45,7 +45,7 @@ class Metavar(str):
 EXIT_FAILED = 1
 EXIT_BAD_USAGE = 2
 LAST_TO_LEAVE = 5.0
-"""Seconds that a silent rank waits before it exits: its exit makes the launcher end the other ranks of the machine."""
+"""Seconds that a rank that prints no error waits before it exits: the first exit makes the launcher end the others."""
 EXIT_INTERRUPTED = 130  # the shell's convention for a process ended by Ctrl-C: 128 + SIGINT
 EXIT_UNREAD = 141  # the shell's convention for output into a closed pipe, as with `| head`: 128 + SIGPIPE
 
@@ -58,8 +58,8 @@ MAY_PASS = (
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FIXES = {
     **dict.fromkeys(MAY_PASS, "check that disk or network, then run the same command again"),
-    **dict.fromkeys(NO_ROOM, "make room there or raise its limit (quota, ulimit -f), or name another place"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow it, or name another"),
+    **dict.fromkeys(NO_ROOM, "make room there, raise its limit (quota, ulimit -f), or name another path"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "permit access to it, or name another path"),
     errno.ENAMETOOLONG: "use a shorter name",
 }
 
@@ -89,7 +89,7 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
     """Parses `sys.argv`, runs `main`, and returns the exit code; prints the user's problems, one per line.
 
     Under a launcher, all ranks find the same mistakes, so only the first rank of each machine prints a `ConfigError`.
-    A `LocalProblem`, or a failure of a file, may concern any rank, so each one prints its own.
+    A `LocalProblem`, or a failure of a file, may occur on only some ranks, so every rank prints its own.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about every address without a name
     for stream in (sys.stdout, sys.stderr):
@@ -126,7 +126,7 @@ def _run(main: Callable[[Options], int | None], options_class: type[Options], de
 
 
 def _told(error: Exception) -> int:
-    """Prints the user's problems, from an `except` clause; returns the exit code. Re-raises a bug."""
+    """Prints an error's `problems_of` and returns the exit code; re-raises a bug. Only for `except` clauses."""
     problems = problems_of(error)
     if not problems:
         raise
@@ -145,7 +145,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def problems_of(error: BaseException) -> tuple[str, ...]:
-    """Returns what is wrong with the user's input, files or machine, one line per problem; nothing for a bug of ours.
+    """Returns what is wrong with the user's input, files or machine, one line per problem; () for a bug in the project.
 
     An `OSError` that names no file is a bug, unless its number says that a disk is full or a device failed.
     """
@@ -156,10 +156,10 @@ def problems_of(error: BaseException) -> tuple[str, ...]:
             long = number == errno.ENAMETOOLONG
             names = [os.fsdecode(one) for one in (name, error.filename2) if isinstance(one, str | bytes | Path)]
             where = " -> ".join(shown(one) if long else one for one in names)
-            fix = _FIXES.get(number or 0, "repair it, or name another")
+            fix = _FIXES.get(number or 0, "repair it, or name another path")
             return (f"{where}{': ' * bool(where)}{error.strerror}; {fix}",)
         case MemoryError():
-            return (f"memory: there is not enough ({error or 'no number given'}); use smaller files or settings",)
+            return (f"memory: there is not enough ({error or 'amount unknown'}); use smaller files or settings",)
         case UnicodeEncodeError():
             return (f"text: got {shown(error.object)}, expected Unicode without lone surrogates; remove them",)
         case UnicodeDecodeError():
@@ -170,11 +170,11 @@ def problems_of(error: BaseException) -> tuple[str, ...]:
             what = f"cannot be read or written ({error})"
         case _:
             return ()
-    return (f"{_file_at_hand(error) or 'a file'} {what}; repair it, or name another",)
+    return (f"{_file_at_hand(error) or 'a file'} {what}; repair it, or name another file",)
 
 
 def _file_at_hand(error: BaseException) -> Path | None:
-    """The file that an error's note names, or else one that the innermost calls of its stack had as a variable."""
+    """Returns the file that an error's note names, else the one in a variable of the innermost frame that has one."""
     if notes := getattr(error, "__notes__", ()):
         return Path(notes[0])
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -208,7 +208,7 @@ def print_problems(problems: Iterable[str]) -> None:
 
 
 def print_warning(warning: str, to: TextIO | None = None) -> None:
-    """Prints a one-line warning about something that does not stop the command, to stdout unless that is for data."""
+    """Prints a one-line warning, which does not stop the command, to the stream `to`, by default stdout."""
     stream = to or sys.stdout
     print(_painted("WARNING:", 33, stream), printable(warning), file=stream)
 
@@ -219,8 +219,7 @@ def _painted(word: str, color: int, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text as one printable line, `without_secrets`: control characters and bytes that are not text become
-    escapes.
+    """Returns the text as one printable line `without_secrets`; escapes control characters and non-UTF-8 bytes.
 
     For names chosen by others, such as files and hosts, which could otherwise move the cursor or forge a line.
     """

@@ -17,14 +17,14 @@ SHOWN = 80
 LONGEST_PATH, LONGEST_NAME = 4095, 255
 """Limits of Linux, in bytes."""
 _SLASHED = r"[^/\s:@\[]+:(?!\d+/)[^\s@]*@(?:[^/\s]*@)?"
-"""A login with a `/` in its password; no port."""
+"""A login whose password contains `/`; a port is no password."""
 URL = re.compile(rf"((?<![a-z0-9+])[a-z][a-z0-9+]+:/+)([^/\s]*@|{_SLASHED})?", re.IGNORECASE)
 """The beginning of a URL: scheme, and login if there is one."""
 _WHOLE_URL = re.compile(URL.pattern + r"([^\s?'\"]*)(\?[^\s'\")\]]*)?", re.IGNORECASE)
 _NO_TEXT = re.compile(r"[\ud800-\udfff]")
 """Surrogates: a non-UTF-8 byte as Python keeps it in a name, or half of a UTF-16 character."""
 MOST = 2**53
-"""The largest count: JSON and floats represent every integer up to here exactly."""
+"""The largest count allowed: JSON and floats represent all integers up to it exactly."""
 
 
 class ConfigError(Exception):
@@ -49,7 +49,7 @@ class StrictRecord(BaseModel):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], source: str = "") -> Self:
-        """Returns the config with these values; all problems are in one `ConfigError`, which names their `source`."""
+        """Returns the config with these values; one `ConfigError` reports all problems, prefixed with `source`."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

@@ -71,7 +71,7 @@ class NewFile:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a new folder that is renamed to `path`, where there is none or an empty one, when the block has ended.
+    """Yields a new folder and, after the block, renames it to `path`, which must be missing or an empty folder.
 
     A link is followed. If the block fails, the folder is removed.
     """
@@ -86,7 +86,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(path: Path, temporary: Path) -> Iterator[None]:
-    """Removes the temporary form of `path` if the block fails; an error without a file name gets `path` as its own."""
+    """Removes the temporary form of `path` if the block fails; an error without a file name gets `path` as its name."""
     try:
         yield
     except BaseException as error:
@@ -188,10 +188,10 @@ def require_folder(path: Path, option: str = "output") -> None:
 def require_file_or_folder(path: Path, option: str, expected: str = "") -> os.stat_result:
     """Refuses pipes, sockets and devices, which may never end and cannot be read twice; returns the path's status.
 
-    With `expected`, such as "a text file", a folder and a missing file are refused too, in these words.
+    With `expected`, such as "a text file", a folder and a missing file are refused too; the message says `expected`.
 
     Raises:
-        ConfigError: the path is one of these.
+        ConfigError: the path is of a refused kind.
         OSError: there is nothing there.
     """
     if expected and not path.is_file():

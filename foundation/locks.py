@@ -37,11 +37,11 @@ _FLOCK = "hhqqi"
 """C's struct flock on 64-bit Linux: type, whence, start, length, process."""
 
 _held: dict[tuple[int, int], "Lock"] = {}
-"""This process's locks by device and inode: the system excludes other processes, not a second lock in this one."""
+"""This process's locks by device and inode: the system would grant the same process a second lock on a file."""
 
 
 class Held(Exception):
-    """The lock is held; the message describes its holder in one line."""
+    """Raised when the lock is held already; the message describes its holder in one line."""
 
 
 class Lost(RuntimeError):
@@ -149,7 +149,7 @@ def still_held(path: Path, patience: float) -> str | None:
 
 
 def confirm(path: Path) -> None:
-    """Checks, before this process writes, that it still holds its lock.
+    """Checks, before this process writes, that it still holds its lock on `path`.
 
     A host loses it when it is cut off from the file server for longer than the server's lease, or when the folder is
     removed and made again.
@@ -204,7 +204,7 @@ def _warn_once(folder: Path, why: str) -> None:
     place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
     print(
         f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
-        " command out of it; start no other one here while this one runs (docs/evidence/faults.md)",
+        " command out of it; start no other command here while this one runs (docs/evidence/faults.md)",
         file=sys.stderr,
         flush=True,
     )

@@ -20,7 +20,7 @@ ONEDNN_LIMITS = {
     **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), "avx512"),
     **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), "avx512_bf16"),
 }
-"""Values of ONEDNN_MAX_CPU_ISA by which oneDNN, PyTorch's library of products, keeps to a narrower set."""
+"""The widest set that oneDNN, PyTorch's library of matrix products, uses for each value of ONEDNN_MAX_CPU_ISA."""
 
 
 def cores() -> int:
@@ -106,7 +106,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file of the system; empty if it is missing, unreadable or no text."""
+    """Returns the text of a system file; empty if the file is missing, unreadable or not text."""
     with suppress(OSError, ValueError):
         return path.read_text()
     return ""

@@ -1,11 +1,11 @@
-"""Stateless order and randomness: samples dealt to parts, a bijection for their order, one uniform per position."""
+"""Stateless randomness: divides samples among parts, permutes them, and draws a uniform number per position."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 FEISTEL_ROUNDS = 6
-"""Four rounds of a random function give a strong pseudorandom permutation (Luby and Rackoff 1988); two are a margin."""
+"""Four rounds of a random function give a strong pseudorandom permutation (Luby and Rackoff 1988); two are added."""
 
 
 def mixed(values: np.ndarray, key: int | np.ndarray) -> np.ndarray:

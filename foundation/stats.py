@@ -83,8 +83,8 @@ def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatisti
     """Mean over the runs of several seeds, resampled over seeds and examples together (Sellam et al., MultiBERTs, ICLR
     2022).
 
-    Every seed's statistic has the shared resamples of the examples; resample r also draws the seeds with replacement,
-    equally on every call with as many seeds. So the difference of two results is paired in both.
+    All seeds share the resamples of the examples. Resample r also draws seeds with replacement, the same ones on every
+    call with as many seeds. So the difference of two results is paired in seeds and examples.
     """
     draws = np.random.default_rng(1).integers(len(per_seed), size=(RESAMPLES, len(per_seed)))
     resampled_RK = np.stack([one.resampled_R for one in per_seed], axis=1)
@@ -93,7 +93,7 @@ def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatisti
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:
-    """Returns the mean from two sums: of the values, and of their number."""
+    """Returns the mean, from the sum of the values and their number."""
     return sums_CS[0] / sums_CS[1]
 
 
@@ -161,8 +161,8 @@ def placements(score_N: np.ndarray, positive_N: np.ndarray) -> np.ndarray:
     """Returns, for each positive, the share of negatives with a lower score and, for each negative, the share of
     positives with a higher one; ties count half. The mean over either class is the AUC.
 
-    As the sum of both means, less the AUC, these resample the AUC to first order by additive columns (DeLong et al.,
-    Biometrics 1988).
+    To first order, the AUC of a resample is the sum of both resampled means, less the AUC (DeLong et al., Biometrics
+    1988).
     """
     from scipy.stats import rankdata
 

@@ -89,7 +89,7 @@ def main(options: CorpusOptions) -> None:
 
 
 def sources() -> dict[str, Path]:
-    """Returns the folder of each installed source of prose, by the source's name."""
+    """Returns the folders to take prose from, by name: the standard library and each installed one of `PACKAGES`."""
     found = {name: find_spec(name) for name in PACKAGES}  # imports nothing; also finds parent environments
     places = {name: spec.submodule_search_locations for name, spec in found.items() if spec}
     folders = {name: Path(next(iter(place))) for name, place in places.items() if place}

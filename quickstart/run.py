@@ -3,8 +3,8 @@
 Run: python quickstart/run.py [--short]
 
 Runs the commands that a user would type, printing each, in the current folder. Empties data/quickstart and
-runs/quickstart there first, and touches no other folder. Ends with one table and one page; the exit code is 1 if the
-results fall short of the table's demands.
+runs/quickstart there first, and touches no other folder. Ends with a table of results and an HTML page; the exit
+code is 1 if a result misses its requirement in the table.
 """
 
 import json
@@ -46,7 +46,7 @@ SECONDS = {
     "untrained encoder": 30,
     "report": 2,
 }
-"""Seconds of the other stages on two cores of an AMD EPYC of 2024, limited to AVX2."""
+"""Seconds of all stages but pre-training on two cores of an AMD EPYC of 2024, limited to AVX2."""
 
 
 class QuickstartOptions(StrictConfig):
@@ -81,7 +81,7 @@ def start_afresh() -> None:
 
 
 def forecast(short: bool) -> str:
-    """Returns a line on how long this machine will take, from the speed of its products, measured now."""
+    """Returns a line on how long this machine will take, from its speed of matrix products, measured now."""
     from pretrain.training.estimates import Sizes, forecast_here
     from pretrain.training.options import RunOptions
     from pretrain.training.plan import choose_run
@@ -90,7 +90,7 @@ def forecast(short: bool) -> str:
     where, training = forecast_here(Sizes(run, VOCAB_SIZE, SEQ_LENGTH), MEAN_LENGTH, processes())
     others = ", ".join(f"{name} {seconds}" for name, seconds in SECONDS.items())
     whole = about(training + sum(SECONDS.values()))
-    return f"{whole} on {where}: {about(training)} to pre-train, and in seconds: {others}"
+    return f"{whole} on {where}: {about(training)} to pre-train; seconds of the other stages: {others}"
 
 
 def processes() -> int:
@@ -101,7 +101,7 @@ def processes() -> int:
 
 
 def stages(short: bool) -> dict[str, str]:
-    """Returns each stage's command, in order, by its name in the table of times; `{port}` is for a free port."""
+    """Returns each stage's command, in order, by its name in the table of times; `{port}` stands for a free port."""
     launcher = f"deepspeed --quiet --num_gpus {processes()} --master_port {{port}} --module"
     if processes() == 1 or find_spec("deepspeed") is None:
         launcher = "python -m"

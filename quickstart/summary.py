@@ -1,4 +1,4 @@
-"""The table at the end of the quickstart: results and the demands on them."""
+"""The table at the end of the quickstart: results and their requirements."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ class Results(NamedTuple):
 
     first: dict[str, Any]
     last: dict[str, Any]
-    """The first and last record of the training log."""
+    """The last record of the training log; `first` is its first."""
     held_out: dict[str, Any]
     """`metrics.json` of the evaluation."""
     score_pretrained: float
@@ -43,7 +43,7 @@ def read_results(run: Path, glue: Path) -> Results:
 
 
 def median_score(glue: Path, random_weights: bool) -> float:
-    """Returns the median Matthews correlation over the seeds of one model."""
+    """Returns the median Matthews correlation over the seeds, of the pre-trained or the untrained model."""
     records = [r for r in read_records(glue / FILE_NAME) if r.run.random_weights == random_weights]
     return statistics.median(record.last["dev"]["matthews"] for record in records)
 

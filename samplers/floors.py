@@ -1,7 +1,7 @@
-"""Samplers without a model: x' is drawn from one distribution over the vocabulary, wherever the position.
+"""Samplers without a generator: x' is drawn from the same distribution over the vocabulary at every position.
 
-This distribution takes the place of p_G in every report. Shape letters: B batch, K masked positions per sequence,
-V vocabulary.
+This distribution takes the place of the generator's p_G in every report. Shape letters: B batch, K masked positions
+per sequence, V vocabulary.
 """
 
 from abc import abstractmethod
@@ -27,7 +27,7 @@ READ_AT_ONCE = 1024
 
 
 class Floor(Detection):
-    """A discriminator without a generator; subclasses weigh the tokens. Special tokens are never drawn."""
+    """A discriminator without a generator; subclasses give each token's weight. Special tokens are never drawn."""
 
     exports = {".": Electra.exports["."]}
 
@@ -73,8 +73,9 @@ class Uniform(Floor):
 
 
 class Unigram(Floor):
-    """A token is as likely as it is frequent in the run's shards, of which at most `MOST_TOKENS` tokens are counted:
-    the first in a fixed random order, from each folder by its weight.
+    """A token's probability is its frequency in the run's shards.
+
+    At most `MOST_TOKENS` tokens are counted: the first in a fixed random order, with folders mixed by their weights.
     """
 
     title = "ELECTRA with replacements drawn by their frequency in the text"

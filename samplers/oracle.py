@@ -1,4 +1,4 @@
-"""Sampling by the discriminator's true loss, measured rather than estimated: the ceiling for any sampling head.
+"""Sampling by the discriminator's true loss, measured rather than estimated: an upper bound for sampling heads.
 
 Shape letters: B batch, C candidates, K masked positions per sequence, H hidden size.
 """
@@ -22,7 +22,7 @@ LEAST_LOSS = 1e-6
 
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""Splitmix64's step between the counts that it hashes."""
+"""Increment of the state of splitmix64."""
 
 
 class Oracle(Sampler):
@@ -30,7 +30,8 @@ class Oracle(Sampler):
 
     The discriminator reads one sequence per candidate, with the k-th candidate at every masked position. So a loss is
     measured with the k-th candidates at the other positions, whereas training sees the chosen ones: with several masked
-    positions, x' follows p_G L_D^b only approximately, however many candidates. With one, it tends to p_G L_D^b.
+    positions, x' follows p_G L_D^b only approximately, however many candidates. With one position, it tends
+    to p_G L_D^b.
     """
 
     title = "ELECTRA with replacements resampled by the discriminator's true loss"
@@ -38,7 +39,7 @@ class Oracle(Sampler):
     class Config(ReplacementConfig):
         name: Literal["oracle"] = "oracle"
         candidates: int = Field(default=4, ge=1, le=1024)
-        """Candidates per position; each costs a forward of the discriminator, a third of its training."""
+        """Candidates per position; each costs a forward pass of the discriminator, a third of its training."""
         exponent: float = Field(default=1.0, ge=-5, le=5)
         """Exponent b of the true loss; beyond 5, powers of the least loss underflow in fp32."""
 
@@ -50,7 +51,7 @@ class Oracle(Sampler):
 
     @torch.no_grad()
     def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
-        """Returns one of the candidates at each position; the first one is ELECTRA's draw.
+        """Returns one of the candidates at each position; the first candidate is the token that ELECTRA would draw.
 
         The discriminator runs without dropout here, which leaves the random state of training's dropout as it was.
         """
@@ -98,8 +99,8 @@ def resample(candidates: Sequence[Draw], weights_BKC: Tensor, uniforms_BK: Tenso
     """Chooses one candidate per position with probability proportional to its weight (sampling-importance-resampling).
 
     The candidates were drawn from q; as their number grows, the choice follows q times the weight, normalized. The mean
-    weight of the candidates estimates the normalizer. So log-probabilities are estimates, as are the largest one, over
-    the candidates, and the entropy.
+    weight of the candidates estimates the normalizer. So log-probabilities are estimates, and so are their maximum,
+    taken over the candidates, and the entropy.
     """
     choice_BK, total_BK = inverse_cdf(weights_BKC, uniforms_BK)
     choice_BK1, total_BK1 = choice_BK[..., None], total_BK[..., None]

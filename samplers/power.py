@@ -1,4 +1,4 @@
-"""HP_Loss with a dial: x' is drawn in proportion to p_G L_hat^b."""
+"""HP_Loss with an exponent b: x' is drawn in proportion to p_G L_hat^b, where L_hat is the estimated loss."""
 
 from typing import Literal
 

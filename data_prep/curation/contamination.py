@@ -11,7 +11,7 @@ The sets are TSV, JSON and JSON lines, or GLUE, SQuAD and BLiMP by name:
 
 Words are runs of letters and digits in lower case; GPT-3 separates them at white space only, which would miss the
 tokenized texts of some sets ("it 's"). Only the words of the evaluation sets are numbered, so memory depends on these
-sets alone: about 20 bytes per n-gram. A key found is compared word by word.
+sets alone: about 20 bytes per n-gram. If a key matches, the words are compared.
 """
 
 import hashlib
@@ -54,13 +54,13 @@ class Match(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The n-grams of evaluation sets, as rank 0 makes them for the workers."""
+    """The n-grams of evaluation sets; the main process makes them once, and the workers load them."""
 
     sets: tuple[tuple[str, str], ...]
     """The name and sha256 of each set."""
     texts: int
     short: int
-    """Texts of fewer than n words, which cannot be found."""
+    """Number of texts of fewer than n words, which cannot be detected in documents."""
     arrays: dict[str, np.ndarray]
 
     def save(self, folder: Path) -> None:
@@ -71,7 +71,7 @@ class Index(NamedTuple):
 
 
 class Contamination:
-    """Finds n-grams of evaluation sets, whose index is saved in `folder`."""
+    """Finds n-grams of evaluation sets in documents, by the index saved in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         with np.load(folder / INDEX_NAME) as file:
@@ -86,7 +86,7 @@ class Contamination:
         self._prefixes[self._keys >> np.uint64(64 - _PREFIX)] = True
 
     def find(self, text: str) -> Match | None:
-        """Returns the first match in a text; None if there is none."""
+        """Returns the first n-gram of a document's text that is in an evaluation set; None if there is none."""
         words = _WORD.findall(text.lower())
         numbers = np.fromiter(map(self._words.get, words, repeat(0)), np.uint32, len(words))
         keys = _keys(numbers, self._n)
@@ -101,7 +101,7 @@ class Contamination:
 
 
 def make_index(given: Sequence[str], n: int) -> Index | None:
-    """Reads evaluation sets, given as to `read_sets`, and returns their n-grams; None if none is given.
+    """Reads the `given` evaluation sets, as `read_sets` does, and returns their n-grams; None if no set is given.
 
     Raises:
         ConfigError: a set cannot be read, or no text has n words.
@@ -150,19 +150,19 @@ class EvaluationSet(NamedTuple):
     sha256: str
     """SHA-256 of the set's files, their names and fields."""
     examples: list[tuple[str, str]]
-    """The place of each text, and the text. Its place is the file, and its line or, in JSON, its number there."""
+    """Pairs of place and text. The place is `FILE#NUMBER`: the line or, in a .json file, the number of the text."""
 
 
 def read_sets(given: Iterable[str]) -> list[EvaluationSet]:
-    """Reads sets, given as above.
+    """Reads evaluation sets, given in the notation at the top of this module.
 
     Raises:
-        ConfigError: a file or field is missing, a file is malformed or not a regular one, or two sets have one name.
+        ConfigError: a file or field is missing, a file is malformed or not regular, or two sets have the same name.
     """
     sets = [_read_set(one) for one in given]
     names = [one.name for one in sets]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"decontaminate: two sets are called {repeated[0]}; name one of them: NAME=FILE")
+        raise ConfigError(f"decontaminate: two sets are called {repeated[0]}; rename one of them: NAME=FILE")
     return sets
 
 
@@ -184,18 +184,18 @@ def _read_set(given: str) -> EvaluationSet:
             if missing or not texts:
                 where = ", ".join(shown(field) for field in fields if field in missing or not texts) or "any field"
                 raise ConfigError(
-                    f"decontaminate: {file} of {given} has no text in {where}; name keys of JSON, names in the header "
-                    "of a TSV, or numbers from 1: FILE:FIELD,FIELD"
+                    f"decontaminate: {file} of {given} has no text in {where}; name JSON keys, columns in the header "
+                    "of a TSV, or column numbers from 1: FILE:FIELD,FIELD"
                 )
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last: an encrypted archive
         raise ConfigError(f"decontaminate: {given} cannot be read ({error}); name another file") from None
     if not examples:
-        raise ConfigError(f"decontaminate: {given} holds no such files; name a folder with them")
+        raise ConfigError(f"decontaminate: {given} holds no files of this set; name the folder that contains them")
     return EvaluationSet(name or Path(rest).name, digest.hexdigest(), examples)
 
 
 def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of a file, or of the files in a folder or archive that match, in order."""
+    """Yields (name, content) of a file, or of each file in a folder or archive whose name matches, sorted by name."""
     require_file_or_folder(root, "decontaminate")
     if pattern is None or (root.is_file() and root.suffix != ".zip"):
         yield root.name, root.read_bytes()
@@ -212,7 +212,7 @@ def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, b
 
 
 def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
-    """Yields the texts of a file, each with its number and its field."""
+    """Yields (number, field, text) for each text of a file."""
     suffix = Path(file).suffix
     try:
         text = content.decode("utf-8-sig")
@@ -228,7 +228,7 @@ def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple
     except (ValueError, RecursionError) as error:
         kind = "JSON" if suffix in _JSON else "TSV"
         raise ConfigError(
-            f"decontaminate: {file} is no {kind} in UTF-8 ({error}); repair it, or convert it (iconv -t UTF-8)"
+            f"decontaminate: {file} is not valid {kind} in UTF-8 ({error}); repair it, or convert it (iconv -t UTF-8)"
         ) from None
 
 
@@ -243,7 +243,10 @@ def _cells(text: str, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]
 
 
 def _strings(value: Any, fields: tuple[str, ...], field: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the strings in a JSON value, at any depth, each with the one of the fields that is nearest above it."""
+    """Yields (field, string) for each string at any depth of a JSON value; the field is the innermost key around it.
+
+    Only keys in `fields` count. Strings outside of them are skipped, unless `fields` is empty.
+    """
     if isinstance(value, str) and (field or not fields):
         yield field, value
     elif isinstance(value, list):

@@ -22,17 +22,17 @@ class Verdict(NamedTuple):
     """The result for one document."""
 
     text: str
-    """The lines that are left."""
+    """The text after the line rules."""
     removed: Counter[str]
-    """Characters removed, by line rule."""
+    """Number of characters that each line rule removed."""
     reason: str | None = None
     """The step or rule that drops the document; None if it is kept."""
     match: Match | None = None
-    """The n-gram of an evaluation set, if that is the reason."""
+    """The n-gram shared with an evaluation set, if the document is dropped for it."""
 
 
 class Curator:
-    """Judges documents, by default without any step.
+    """Applies the chosen steps to documents; by default, none.
 
     Args:
         filters: names of rules and of sets of rules.
@@ -49,7 +49,7 @@ class Curator:
         self._rules = [rule for rule in RULES if rule.name in names]
 
     def judge(self, text: str) -> Verdict:
-        """Judges a document, which has at least one character that is not white space."""
+        """Returns the verdict on a document, which must not be blank."""
         removed: Counter[str] = Counter()
         if self._is_kept_language and not self._is_kept_language(text):
             return Verdict(text, removed, "language")
@@ -74,7 +74,7 @@ class Curator:
 def language_test(keep: tuple[str, ...], threshold: float) -> Callable[[str], bool]:
     """Returns a function that tells whether a text, judging by its beginning, is in one of the languages to keep.
 
-    A text without evidence, such as digits, is in none.
+    A text without evidence, such as only digits, is in no language.
 
     Args:
         keep: codes of py3langid, such as en.
@@ -102,7 +102,7 @@ def _identifier():  # type: ignore[no-untyped-def]
         raise ConfigError("keep_language: needs py3langid; run pip install 'electra-sampler[language]'") from None
 
     class Identifier(LanguageIdentifier):
-        """py3langid's model, summing in one order and in fp64, so that the answer does not depend on the threads."""
+        """py3langid's model, with sums in a fixed order and in fp64: the result does not depend on the threads."""
 
         def _sparse_score(self, visits: Counter[int], table: np.ndarray) -> np.ndarray:
             counts = np.fromiter(visits.values(), np.float64, len(visits))

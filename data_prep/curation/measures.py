@@ -46,11 +46,11 @@ class Measures:
         return (len(parts) - len(set(parts))) / len(parts)
 
     def duplicate_characters(self, parts: Sequence[str], of: int) -> float:
-        """Characters in parts that are equal to an earlier one, divided by `of`."""
+        """Number of characters in parts that are equal to an earlier part, divided by `of`."""
         return (sum(map(len, parts)) - sum(map(len, set(parts)))) / of
 
     def top_ngram(self, n: int) -> float:
-        """Share of the characters in the commonest n-gram, the first of several, with spaces between its words."""
+        """Share of the characters in all occurrences of the most frequent n-gram (on ties, the first), with spaces."""
         if not len(keys := self._ngrams(n)):
             return 0.0
         distinct, counts = np.unique(keys, return_counts=True)
@@ -59,7 +59,7 @@ class Measures:
         return float(most * (self._ends[first + n] - self._ends[first] + n - 1) / len(self.text))
 
     def repeated_ngrams(self, n: int) -> float:
-        """Share of the characters in repeated n-grams. From the beginning, after each one, its n words are skipped."""
+        """Share of the characters, without spaces, in n-grams that occurred earlier; no word counts twice."""
         keys = self._ngrams(n)
         ordered = np.sort(keys)
         recurring = np.flatnonzero(np.isin(keys, ordered[1:][ordered[1:] == ordered[:-1]]))
@@ -76,7 +76,7 @@ class Measures:
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """Total length of the words before each one, and of all."""
+        """Number of characters in the words before each word, and in all words."""
         return np.concatenate(([0], np.cumsum(np.fromiter(map(len, self.words), np.int64, len(self.words)))))
 
     def _ngrams(self, n: int) -> np.ndarray:
@@ -93,7 +93,7 @@ class Measures:
 def ngram_keys(words: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the keys of all 1-grams of a sequence of numbered words, of all its 2-grams, and so on; all uint64.
 
-    Equal n-grams have equal keys, and two others have equal keys with a chance of 1 in 2^64.
+    Equal n-grams have equal keys; two different n-grams do with probability 2^-64.
     """
     keys = words = mixed(words, 0)
     while True:

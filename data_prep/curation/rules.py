@@ -5,8 +5,8 @@
     FineWeb   Penedo et al. 2024, appendix E.4, table 2, and its code, datatrove's FineWebQualityFilter
 
 The order is FineWeb's: Gopher's rules judge a document as it is; then C4 removes lines, and C4's and FineWeb's rules
-judge the rest. A document is counted under the first rule that removes it. The threshold of a name never changes,
-because manifests record only names.
+judge the rest. A document is counted under the first rule that removes it. The threshold of a rule never changes,
+because manifests record only the rule's name.
 """
 
 import re
@@ -27,7 +27,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 _TERMINAL = regex.compile(r"\p{Sentence_Terminal}")
 """Marks that end a sentence, in any script; no quotes."""
 _INNER_SENTENCE = re.compile(r"[.?!][\"')\]’”]*[^\S\n]+(?=[^\s\da-z])")
-"""A sentence end inside a line: a mark, then white space and no small letter or digit."""
+"""A sentence end inside a line: a mark, then white space, then no lower-case letter or digit."""
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 
 
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
 
 class LineRule(NamedTuple):
-    """Edits each line of a document; None removes the line."""
+    """Edits each line of a document; if `edit` returns None, the line is removed."""
 
     name: str
     source: str

@@ -205,5 +205,5 @@ def test_the_bytes_are_the_same_with_and_without_rapidgzip(options, packed, tmp_
     monkeypatch.setattr("data_prep.unpacking.find_spec", lambda name: None)
     without = case.model_copy(update={"output": tmp_path / "without"})
     assert main(without) == 0
-    assert "one worker reads it; several can after pip install 'electra-sampler[packed]'" in capsys.readouterr().out
+    assert "only one worker can read it; for several, pip install 'electra-sampler[packed]'" in capsys.readouterr().out
     assert contents(case.output) == contents(without.output)

@@ -129,7 +129,7 @@ def test_a_folder_without_shards_is_one_line_and_exit_code_2(tmp_path):
     done = run_script("data_prep/inspect_shards.py", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "is no complete folder of shards" in done.stderr
+    assert "is not a complete shard folder" in done.stderr
 
 
 def test_a_tokenizer_other_than_the_shards_own_is_found(copy, capsys):

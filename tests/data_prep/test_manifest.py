@@ -37,7 +37,7 @@ def test_totals_are_the_sums_of_the_shards(built):
 def test_a_folder_without_a_manifest_is_an_unfinished_build_or_no_folder_of_shards(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         command = f"build_shards.py --output {folder}, or, if it holds text, with --input {folder}"
-        with pytest.raises(ConfigError, match=f"{folder} is no complete folder of shards: .*{command}"):
+        with pytest.raises(ConfigError, match=f"{folder} is not a complete shard folder: .*{command}"):
             load_manifest(folder)
 
 

@@ -316,7 +316,7 @@ def test_what_a_users_file_can_raise_is_one_line_that_names_it(arguments, tmp_pa
     [
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device; make room"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe", "pipe"), 2, "pipe: Broken pipe; repair it"),
-        (OSError(errno.EROFS, "Read-only file system", "out"), 2, "out: Read-only file system; allow it"),
+        (OSError(errno.EROFS, "Read-only file system", "out"), 2, "out: Read-only file system; permit access"),
         (OSError(errno.EIO, "Input/output error"), 1, "Input/output error; check that disk or network, then "),
         (OSError(errno.ESTALE, "Stale file handle", "shard"), 1, "shard: Stale file handle; check"),
         (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), 1, "Connection reset by peer; check"),

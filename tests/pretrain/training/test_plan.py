@@ -156,7 +156,7 @@ def test_every_key_of_set_is_listed_with_its_meaning_and_its_value_under_the_oth
     run = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.model_dump()
     sections = {name: values for name, values in run.items() if isinstance(values, dict)}
     keys = {f"{section}.{key}" for section, values in sections.items() for key in values} | run.keys() - sections.keys()
-    assert shown.keys() >= keys - {"objective.name"}  # set by --objective
+    assert shown.keys() >= keys - {"objective.name", "model.backbone"}  # set by --objective and --preset
     assert shown["log_every"] == ("50", "Steps between log lines.")
 
 
