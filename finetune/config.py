@@ -14,14 +14,14 @@ Count = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class Option(str):
-    """Annotates a setting that also has its own option besides `--set`: its default as `--help` shows it."""
+    """Marks a setting that has a command-line option of its own; holds its default as `--help` shows it."""
 
 
 class FinetuneConfig(StrictConfig):
     """The settings that, with task, model and seed, determine a run's result; `presets.py` fills them in."""
 
     learning_rate: Annotated[float, Field(ge=1e-30, le=1e30), Option("small 0.0003, base 0.0001")]
-    """Peak learning rate, of the head; `layer_decay` lowers it below."""
+    """Peak learning rate of the head; `layer_decay` lowers it for the layers below."""
     epochs: Annotated[int, Field(ge=1, le=2**20), Option("3; RTE 10")]
     """Passes over the training examples."""
     batch_size: Annotated[int, Field(ge=1, le=2**20), Option("32")]
@@ -104,10 +104,10 @@ class FinetuneOptions(StrictConfig):
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
-        """The settings given on the command line, by their field in `settings_class`.
+        """Returns the settings given on the command line, by their field in `settings_class`.
 
         Raises:
-            ConfigError: `--set` names no setting, or one that is given already.
+            ConfigError: `--set` has an unknown setting, or a setting is given more than once.
         """
         known = self.settings_class.model_fields
         given = [(name, value) for name, value in self if name in known and value is not None]
@@ -130,7 +130,7 @@ Options = TypeVar("Options", bound=FinetuneOptions)
 
 
 def with_settings(options_class: type[Options]) -> type[Options]:
-    """Adds an option for each setting that `Option` marks; `None` means the paper's value (`presets.py`)."""
+    """Adds a command-line option for each setting marked by `Option`; `None` means the default of `presets.py`."""
     added: dict[str, Any] = {}
     for name, field in options_class.settings_class.model_fields.items():
         for default in (mark for mark in field.metadata if isinstance(mark, Option)):

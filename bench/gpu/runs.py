@@ -22,7 +22,7 @@ from pretrain.training.run_folder import CHECKPOINTS
 from pretrain.training.run_log import read_records
 
 CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
-"""File in `ds_configs/` by precision. fp32 at stage 0 needs no DeepSpeed; `bench.gpu.declared` provides fp16 on a CPU."""
+"""DeepSpeed file by precision. fp32 at stage 0 needs no DeepSpeed; `bench.gpu.declared` provides fp16 on a CPU."""
 SIZES = {"cuda": ("small", 128), "cpu": ("tiny", 8)}
 ZERO_SIZES = {"cuda": ("base", 32), "cpu": ("tiny", 8)}
 """Preset and batch size."""
