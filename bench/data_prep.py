@@ -133,7 +133,7 @@ def main(options: BenchOptions) -> None:
 
 
 def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
-    """Returns the options; makes a corpus and a vocabulary if the default ones do not exist."""
+    """Makes a corpus and a vocabulary if the default ones do not exist; returns options that name them."""
     if options.input == (DEFAULT_INPUT,) and not DEFAULT_INPUT.exists():
         print(f"{DEFAULT_INPUT} does not exist: using the documentation of the installed packages instead", flush=True)
         corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--task", work / "task"]

@@ -29,7 +29,7 @@ class FinetuneConfig(StrictConfig):
     weight_decay: Annotated[float, Field(ge=0, le=100)]
     """Decoupled weight decay; LayerNorm and biases have none."""
     max_length: Annotated[int, Field(ge=8, le=MOST), Option("GLUE 128, tagging 256, SQuAD 512")]
-    """Most word pieces per sequence, special tokens included."""
+    """Maximum word pieces per sequence, special tokens included."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     warmup_fraction: Fraction = 0.1
@@ -60,9 +60,9 @@ class SquadConfig(FinetuneConfig):
     """The settings of a run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
 
     max_question: Annotated[Count, Option("64")]
-    """Most word pieces of a question; the rest is cut."""
+    """Maximum word pieces of a question; the rest is cut."""
     stride: Annotated[Count, Option("128")]
-    """Word pieces from the start of one window on a paragraph to the next."""
+    """Word pieces from the start of one window on a paragraph to the start of the next."""
     head: Annotated[Literal["electra", "xlnet"], Option("electra")] = "electra"
     """Head and conventions of google-research/electra or of XLNet."""
 
@@ -81,7 +81,7 @@ class FinetuneOptions(StrictConfig):
     """The options that all commands share."""
 
     settings_class: ClassVar[type[Settings]]
-    """The settings of the command's runs."""
+    """Class of the settings of the command's runs."""
 
     model: Annotated[FileName, Group("the runs")]
     """exported folder, or hub name of a stock ELECTRA"""
@@ -154,7 +154,7 @@ class GlueOptions(FinetuneOptions):
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
     data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
-    """folder of TASK/train.tsv, dev.tsv, or hub, or hub:NAME"""
+    """folder with TASK/train.tsv and dev.tsv; or hub, or hub:NAME"""
     output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
     predict_test: bool = False

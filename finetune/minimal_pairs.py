@@ -157,7 +157,7 @@ def open_scorers(name: str, random_weights: bool, discriminator_only: bool = Fal
 
 
 def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:
-    """Returns the percentage of right pairs with its 95% interval: over all pairs, and by field, term and paradigm."""
+    """Returns the percentage of pairs judged right, with its 95% interval: in all, and by field, term and paradigm."""
     found: dict[str, dict[str, list[float]]] = {"all": {"all": interval(right_P)}}
     for group in GROUPS:
         names_P = np.array([getattr(pair, group) for pair in pairs])

@@ -54,7 +54,7 @@ class GpuOptions(StrictConfig):
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu rehearses on tiny shapes; its timings mean nothing"""
     data: Path | None = None
-    """shards from build_shards.py, which runs (a), training (e) and the study (f) need"""
+    """shards from build_shards.py, needed by stages a, e and f"""
     work: Path = Path("runs/gpu")
     """folder of runs and checkpoints, which stay on this machine"""
     study: Path = Path("bench/studies/samplers_gpu.json")
@@ -78,7 +78,7 @@ class Part(NamedTuple):
     seconds: float
     """Time limit per call."""
     needs: tuple[str, ...] = ()
-    """Packages that must be installed; "data" is --data."""
+    """Packages that must be installed; "data" means that --data must be given."""
     warm_up: bool = False
     """Whether the command is bench/step.py, which takes a limit for the contenders' first step."""
 

@@ -1,4 +1,4 @@
-"""Stages a and e of `bench/gpu.py`: runs of `pretrain/run.py`, their bits, loss scale, memory and curves."""
+"""Stages a and e of `bench/gpu.py`: runs of `pretrain/run.py`: whether bits repeat, losses, memory and curves."""
 
 import hashlib
 import json

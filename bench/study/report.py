@@ -33,7 +33,7 @@ def write_report(results: Path, study: Study) -> None:
     """Writes `report.md` and `report.png` beside the cells.
 
     Raises:
-        ConfigError: a cell is damaged, or was run under other conditions.
+        ConfigError: a cell is damaged, or its settings differ from the study's.
     """
     cells = read_cells(results, study)
     results.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,7 @@ MALFORMED_AT_MOST = 1e-3
 (nyu-mll/GLUE-baselines #5); a file of another task, or in another layout, is malformed nearly everywhere."""
 Row = Mapping[str, Any]
 Source = tuple[str, Iterable[tuple[int, Row | str]]]
-"""Name of a file or of a split on the hub; its rows: line (or row) number, and the row by column name, or its
-problem."""
+"""Name of a file or of a split on the hub, and its rows: line number, and the row by column name or what is wrong."""
 
 
 def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData:

@@ -18,7 +18,7 @@ from foundation.config import read_object
 from foundation.stats import bounds, mean, moments, pearson, resample
 
 SIGN_ASSIGNMENTS = 2**16
-"""Maximum that a permutation test tries; up to 16 seeds, these are all."""
+"""Maximum sign assignments that a permutation test tries: all of them for up to 16 seeds."""
 Examples = Mapping[str, Any]
 """One dev split of a run's `examples.json`: a list per key (`predicted`, `target`, a count or a metric)."""
 
@@ -33,9 +33,9 @@ class Difference(NamedTuple):
     """Number of seeds that both models have under their best settings."""
     mean: float
     p: float | None
-    """p-value of the paired permutation test over seeds; none for fewer than two seeds."""
+    """p-value of the paired permutation test over seeds; `None` for fewer than two seeds."""
     interval: tuple[float, float] | None
-    """95% interval from the paired bootstrap over examples; none without predictions."""
+    """95% interval from the paired bootstrap over examples; `None` if predictions are missing."""
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:

@@ -41,7 +41,7 @@ PAPER_GLUE = ("MNLI-m", "MNLI-mm", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA"
 
 
 def _glue_columns() -> Iterator[Column]:
-    """Yields a column per dev split and metric of every GLUE task, the paper's first; MNLI brings AX."""
+    """Yields a column per dev split and metric of every GLUE task, the paper's columns first; MNLI also brings AX."""
     places = {title: place for place, title in enumerate(PAPER_GLUE)}
     titles = {task: [file.removesuffix(".tsv") for file in task.test_files.values()] for task in (*TASKS.values(), AX)}
     for task in sorted(TASKS.values(), key=lambda task: places.get(titles[task][0], len(places))):

@@ -119,7 +119,7 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Returns the best setting of every model for each task, by the task's first column."""
+    """Returns a table of every model's best setting for each task, judged by the task's first column."""
     first_columns = {column.task: column for column in reversed(columns)}
     found = []
     for task, column in reversed(first_columns.items()):

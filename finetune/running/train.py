@@ -2,8 +2,8 @@
 
 Every rank holds all examples and takes its part of each batch. The loss is the mean over the whole batch, so neither
 the number of ranks nor the micro-batch size changes what is learned. All randomness derives from (seed, batch).
-An interrupted run resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), bitwise on the
-same number of processes; the folder is removed when the run is finished.
+An interrupted run resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), with the same
+bits on the same number of processes; the folder is removed when the run is finished.
 """
 
 import gc
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     weights: Mapping[str, Tensor]
-    """The trained weights in fp32, on the first rank; empty unless requested, and if the run diverged."""
+    """The trained weights in fp32, on the first rank; empty if not requested or if the run diverged."""
 
 
 def train(

@@ -1,5 +1,5 @@
 """Crosses runs: each run's discriminator judges the replacements drawn by each run's sampler, at the same masked
-positions with the same uniforms (paper, appendix: each discriminator under p_G and under p_S).
+positions with the same random numbers (paper, appendix: each discriminator under p_G and under p_S).
 
 `crossing.json`:
 

@@ -37,7 +37,7 @@ class HeldOut(NamedTuple):
     """Sequences on which the distance from the oracle is measured."""
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the first sequences of the folder, in order, each with its first mask copy."""
+        """Yields the first sequences of the folder, in order, each with the first of its prepared masks."""
         for start in range(0, self.sequences, self.batch_size):
             index = self.shards.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
             yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED)

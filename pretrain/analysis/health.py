@@ -32,8 +32,8 @@ FEW_EPOCHS = 4
 other authors held out, has such a gap after 3 epochs. Up to 4 passes are nearly as good as new text (Muennighoff et al.
 2023)."""
 MOST_APART = 0.1
-"""L_D over the entropy of the replaced share, on held-out text minus in training: small models overfit here first.
-Healthy: .01."""
+"""Discriminator loss over the entropy of the replaced share, on held-out text minus in training: small models overfit
+here first. Healthy: .01."""
 MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
 """Shares of the steps. Healthy: 0; fp16's dynamic loss scale, which doubles every 1,000 steps, skips .001."""
 MOST_RISEN = 0.3
@@ -47,8 +47,8 @@ positions), detection has a fifth of the entropy that it has with all of them re
 LEAST_LEARNED = 0.1
 """Entropy of the word pieces minus MLM loss, in nats. Healthy, after 500 steps: .29."""
 MOST_OF_PLATEAU = 0.97
-"""L_D relative to the plateau, its value if the discriminator knows only how many tokens are replaced, not which.
-Healthy, after 500 steps: .85."""
+"""Discriminator loss relative to the plateau: its value if the discriminator knows how many tokens are replaced, but
+not which. Healthy, after 500 steps: .85."""
 SPECIAL_TOKENS = 3
 """Special tokens in a sequence of two segments. They are never replaced, so the plateau is the entropy of the rest."""
 LEAST_CORRELATION = 0.1
@@ -129,7 +129,7 @@ def repetition(run: Symptoms) -> Finding:
         losses = run.mean("discriminator_loss", step) / run.mean("discriminator_entropy", step)
         apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
         measured.append(Measurement("held-out minus training L_D over entropy", apart, MOST_APART))
-        detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
+        detection = f", L_D over the entropy of the replaced share {apart:+.3f} (the limit is {MOST_APART:+})"
     differ = ""
     if gap > MOST_GAP and not any(part.beyond for part in measured):
         differ = " So few passes memorize nothing: the held-out documents differ in kind from the training documents."
@@ -254,9 +254,9 @@ def plateau(run: Symptoms) -> Finding | None:
         name="discriminator on the plateau",
         verdict="The discriminator knows how many tokens are replaced but not which: its accuracy of"
         f' {accuracy:.0%} is what always answering "original" would score.',
-        evidence=f"L_D is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the replaced share among"
-        f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
-        remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
+        evidence=f"The discriminator's loss is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the"
+        f" replaced share among ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
+        remedy="Train on while that loss falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
         " models with model.relative_bias_init=local and model.initializer_range=0.1.",
         measured=(Measurement("L_D over plateau", of_plateau, MOST_OF_PLATEAU),),
     )
@@ -284,7 +284,7 @@ def ratios(run: Symptoms) -> Finding | None:
     return Finding(
         name="importance ratios exploding",
         verdict="The sampling distribution is too far from the generator's: a few tokens with a huge p_G/p_S dominate"
-        " L_S.",
+        " the sampling head's loss.",
         evidence=f"One draw in a hundred has a p_G/p_S above {ratio:.3g} in {run.when()} (median {median:.3g}); the"
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"

@@ -53,13 +53,13 @@ class Observations(NamedTuple):
 
     judgment: Judgment
     estimated_loss: np.ndarray
-    """L_hat of the sampled token, from the sampling head; empty if the objective has no such estimate."""
+    """The sampling head's estimate of the discriminator's loss; empty if the objective has none."""
     actual_loss: np.ndarray
     """The discriminator's loss at the same positions."""
     sampled_other: np.ndarray
     """True if the sampled token differs from the original."""
     ratio: np.ndarray
-    """p_G of the sampled token over the probability it was sampled with."""
+    """p_G (the generator's probability) of the sampled token over the probability with which it was sampled."""
     largest_q: np.ndarray
     """Largest probability of the sampling distribution."""
     entropy_q: np.ndarray

@@ -38,9 +38,9 @@ class RunPart(NamedTuple):
     doctor: list[str]
     """Lines of the health report (health.py), or why there is none."""
     preset: str
-    """The nearest preset."""
+    """The preset most like the run."""
     changed: Table
-    """The settings that differ from the nearest preset."""
+    """The settings that differ from that preset."""
     gates: Table
     starts: Table
     ends: Table

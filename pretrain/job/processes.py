@@ -46,7 +46,7 @@ class World:
         return self.rank == 0
 
     def share(self, value: Any = None) -> Any:
-        """Returns the first rank's `value` on every rank; any JSON-serializable value. Collective."""
+        """Broadcasts the first rank's JSON-serializable `value`; returns it on every rank. Collective."""
         encoded = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
         size = torch.tensor(encoded.numel(), device=self.device)
         dist.broadcast(size, src=0)

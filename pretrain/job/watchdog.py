@@ -142,7 +142,7 @@ class Watchdog:
             signal.alarm(0)
 
     def progress(self, where: str) -> None:
-        """Reports that this rank is at `where`; restarts its timeout, which is longer until the first step ends."""
+        """Restarts this rank's timeout; `where` says what it has just finished, such as "step 5"."""
         self._where, self._deadline = where, time.monotonic() + self._allowed
 
     def waits(self, where: str) -> None:
