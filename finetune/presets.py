@@ -95,8 +95,8 @@ def settings_for(
 ) -> Settings:
     """Returns the paper's settings for a task and a model of this shape, with `overrides` applied.
 
-    The default length is that of `MAX_LENGTHS`, or the number of the model's positions if that is lower; SQuAD's other
-    lengths shrink in proportion. Token classification, which the paper lacks, takes GLUE's settings, as in
+    The default length is that of `MAX_LENGTHS` or, if lower, the model's number of positions; SQuAD's other lengths
+    shrink in proportion. Token classification, which the paper lacks, takes GLUE's settings, as in
     google-research/electra.
 
     Raises:

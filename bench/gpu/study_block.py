@@ -1,7 +1,7 @@
 """Stage f of `bench/gpu.py`: cells of a study, trained on shards that are copied along.
 
 A cell is one row of the study, trained with one seed. Only finished cells can be copied to another machine, since
-checkpoints are too large; on the same machine a killed run resumes. GLUE and BLiMP are not needed: each cell is
+checkpoints are too large; on the same machine a killed run resumes. Each cell is
 evaluated together with the reference run, as in the study, but not fine-tuned.
 """
 

@@ -25,7 +25,7 @@ class Effect(NamedTuple):
 
     interval: Interval
     seeds: tuple[int, ...]
-    """Seeds that it covers; for a difference, those that both rows have."""
+    """Seeds covered; for a difference, those that both rows have."""
     passed: bool
     """Whether all cells it covers pass the gates."""
 

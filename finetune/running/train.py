@@ -1,7 +1,7 @@
 """One fine-tuning run: trains a model on a task with one seed, and scores the dev set after each epoch.
 
 Every rank holds all examples and takes its part of each batch. The loss is the mean over the whole batch, so neither
-the number of ranks nor the micro-batch size changes what is learned. All randomness derives from (seed, batch).
+the number of ranks nor the micro-batch size changes the result. All randomness derives from (seed, batch).
 An interrupted run resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), with the same
 bits on the same number of processes; the folder is removed when the run is finished.
 """

@@ -180,8 +180,7 @@ def _draw_values(
 def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     """Draws the paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements.
 
-    There is one column per set of replacements, with masked positions above and all positions below. Several steps make
-    lines over steps.
+    One column per set of replacements, masked positions above, all positions below. Several steps make lines.
     """
     entries = crossed["entries"]
     sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
