@@ -164,7 +164,7 @@ class Watchdog:
     def _explain(self, error: BaseException) -> None:
         """Prints and records why this rank fails with `error`; if it lost a connection, also which rank is gone.
 
-        The traceback of a lost connection goes to the log only: every rank has the same, where it waited for a dead one.
+        The traceback of a lost connection goes to the log only, as every rank has the same one.
         """
         what, code = traceback.format_exception_only(error)[-1].strip(), exit_code(error)
         sentence, lost = f"failed after {self._where}: {what}", False
