@@ -60,7 +60,7 @@ def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Returns the batches of an epoch as arrays of example indices; the last examples make a smaller batch.
+    """Returns the batches of an epoch as arrays of example indices; a remainder makes a smaller batch.
 
     They follow from (seed, epoch) alone. Examples are shuffled, sorted by length within pools of `pool` batches, and
     cut into batches, which are then shuffled. So batches need little padding, yet their composition changes from epoch

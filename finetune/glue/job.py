@@ -202,7 +202,7 @@ def select(options: GlueOptions) -> list[GlueTask]:
     """Returns the tasks named or, for `all`, the tasks in the data folder; prints a line per missing task.
 
     Raises:
-        ConfigError: a name is no task, or `all` was given, but the folder has none of the tasks.
+        ConfigError: a name is unknown, or `all` was given, but the folder has none of the tasks.
     """
     tasks = select_tasks(options.task)
     if "all" not in map(str.lower, options.task):

@@ -165,7 +165,7 @@ def select_tasks(names: Iterable[str]) -> list[GlueTask]:
     """Returns the tasks with these names, upper or lower case; `all` means every task.
 
     Raises:
-        ConfigError: a name is no task.
+        ConfigError: a name is unknown.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
     names = list(names)

@@ -43,7 +43,7 @@ start, end = output.start_top_index[0, 0], output.end_top_index[0, 0]
 print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]), output.cls_logits)  # positive: no answer"""
 
 Candidates = list[dict[str, Any]]
-"""Answers to a question, best first; keys: text, score (span's log-probability), probability (normalized over them)."""
+"""Answers to a question, best first; keys: text, score (log-probability), probability (over these answers)."""
 
 
 @dataclass(frozen=True, kw_only=True)

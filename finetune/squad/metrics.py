@@ -72,7 +72,7 @@ def evaluate(
 
 
 def best_threshold(metrics: Mapping[str, float]) -> float:
-    """Returns the threshold at which the `best_f1` in `metrics`, from `evaluate`, is reached.
+    """Returns the threshold that gives the `best_f1` in `metrics`, the result of `evaluate`.
 
     It is -inf if answering nothing is best. The official 0 would be below all probabilities, but not below all logits.
     """

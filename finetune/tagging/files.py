@@ -154,7 +154,7 @@ def read_conll(line: str, separator: str, width: int) -> tuple[str, str] | None:
     A line that begins with # is a comment unless it has `width` columns.
 
     Raises:
-        ValueError: the line has not `width` columns, or `width` is less than 2.
+        ValueError: the line does not have `width` columns, or `width` is less than 2.
     """
     columns = re.split(separator, line.strip(" "))
     if line.startswith("#") and len(columns) != width:
@@ -188,7 +188,7 @@ def check_iob2(label: str, previous: str) -> None:
     """Checks that a label is valid after the previous one: O, B-TYPE, or I-TYPE after B-TYPE or I-TYPE.
 
     Raises:
-        ValueError: the label is not.
+        ValueError: the label is not valid there.
     """
     if label != OUTSIDE and not re.fullmatch("[BI]-.+", label):
         raise ValueError(f"label {shown(label)}, expected O, B-TYPE or I-TYPE (IOB2)")

@@ -64,7 +64,7 @@ class TaggedFeatures(NamedTuple):
 
 
 def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
-    """Yields ranges of words that fit in `capacity` pieces, given the pieces per word; a longer word is alone."""
+    """Yields ranges of words that fit in `capacity` pieces, given the pieces of each; a longer word is alone."""
     first = used = 0
     for place, size in enumerate(sizes):
         if used and used + size > capacity:
