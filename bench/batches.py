@@ -9,7 +9,7 @@ VOCABULARY, MASK = 30_522, 103  # size and [MASK] id of BERT's uncased vocabular
 
 
 def random_batch(batch_size: int, seq_length: int, vocabulary: int = VOCABULARY) -> Batch:
-    """Full-length sequences of random ids with 15% of the positions masked."""
+    """Returns full-length sequences of random ids with 15% of the positions masked."""
     shape, slots = (batch_size, seq_length), int(mask_size(seq_length))
     positions_BK = torch.rand(shape).argsort(1)[:, :slots].sort().values
     return Batch(

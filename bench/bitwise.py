@@ -41,7 +41,7 @@ CELLS = tuple(
     for precision, stages in (("fp32", (0, 1, 2, 3)), ("bf16", (1, 2, 3)))
     for stage in stages
 )
-"""No bf16 at stage 0: it is refused, because DeepSpeed keeps no fp32 master weights there."""
+"""Objective/precision/ZeRO stage; not bf16 at stage 0, which is refused: DeepSpeed has no fp32 master weights there."""
 
 
 class BitwiseOptions(StrictConfig):

@@ -10,10 +10,10 @@ from bench.timing import seconds_of
 
 
 class Collectives(TorchDispatchMode):
-    """Bytes that each rank sends if every collective is optimal, as NCCL's rings are.
+    """Counts the bytes that each rank would send if every collective were optimal, as NCCL's rings are.
 
-    For a tensor of b bytes on n ranks these are (n - 1) / n b to gather, scatter, reduce or broadcast it, and twice
-    that for an all-reduce (Thakur et al. 2005).
+    A rank sends (n - 1) / n b bytes to gather, scatter, reduce or broadcast a tensor of b bytes on n ranks, and twice
+    as many to all-reduce it (Thakur et al. 2005).
     """
 
     def __init__(self, world_size: int) -> None:
@@ -21,7 +21,7 @@ class Collectives(TorchDispatchMode):
         self.share = (world_size - 1) / world_size
         self.bytes = 0.0
         self.seconds = 0.0
-        """Total time of the collectives, each run with nothing else at the same time."""
+        """Total time of the collectives; each runs alone."""
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), options: Any = None) -> Any:
         namespace, _, name = function._schema.name.partition("::")
@@ -35,7 +35,7 @@ class Collectives(TorchDispatchMode):
 
 
 def _finished(result: Any) -> Any:
-    """Waits for a collective, whose work handle is its result or the last part of it; returns the result."""
+    """Waits until a collective is done; returns `result`, which is its work handle or a tuple that ends with it."""
     (result[-1] if isinstance(result, tuple) else result).wait()
     return result
 

@@ -37,12 +37,12 @@ PEERS = CONTENDERS[:2]
 OURS = CONTENDERS[2:]
 LEARNING_RATE = 1e-4
 MARK = "result: "
-"""Marks the lines meant for the parent among everything that libraries print."""
+"""Prefix of the lines meant for the parent process; libraries print other lines."""
 REPEATS = 7
 
 
 class StepOptions(StrictConfig):
-    """Model, batch and precision of a step."""
+    """Model, batch and precision of a training step."""
 
     preset: Literal["tiny", "small", "base"] = "small"
     """model sizes"""
@@ -55,7 +55,7 @@ class StepOptions(StrictConfig):
 
 
 class Contender:
-    """The parent's handle on a contender's process; `ended` holds the reason if it ends early."""
+    """The parent's handle on a contender's process; `ended` says why the process ended early, if it did."""
 
     def __init__(self, name: str, options: StepOptions) -> None:
         command = [sys.executable, str(REPOSITORY / "bench/step.py"), "--serve", name]
@@ -77,12 +77,12 @@ class Contender:
         timer.cancel()
 
     def steps(self, count: int) -> None:
-        """Runs `count` consecutive steps, as in training; the first refills memory and caches and is not counted."""
+        """Runs `count` consecutive steps; records the seconds of all but the first, which refills memory and caches."""
         taken = [self.said["seconds"] for _ in range(count) if self._ask("step")]
         self.seconds += taken[1:]
 
     def finish(self) -> None:
-        """Ends the process; asks a contender of this project for the time of each part first."""
+        """Ends the process; first asks it for the time of each part if it runs this project's step."""
         if self.name in OURS:
             self._ask("parts")
         self._process.communicate()
@@ -131,7 +131,7 @@ def ours(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> 
 
 
 class EngineStep:
-    """Our step under DeepSpeed's engine, ZeRO-1."""
+    """Our training step under DeepSpeed's engine with ZeRO-1."""
 
     def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World, compiled: bool) -> None:
         self.batch, self.compiled = batch, compiled
@@ -152,7 +152,7 @@ def new_model(run: RunConfig, compiled: bool) -> Electra:
 
 
 def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
-    """The machine, the process's peak memory and the FLOPs of a step."""
+    """Returns the machine, the process's peak memory and the FLOPs of a step."""
     machine = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
     if torch.cuda.is_available():
         machine = torch.cuda.get_device_name()
@@ -161,10 +161,10 @@ def about(run: RunConfig, batch: Batch, options: StepOptions) -> dict[str, Any]:
 
 
 def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[], None]) -> dict[str, float]:
-    """Seconds per part: forward and backward of each model part outside the engine, then the engine's own parts.
+    """Returns seconds per part: forward and backward of each model part outside the engine, then the engine's parts.
 
-    - heads and sampling: as in plain ELECTRA.
-    - sampling head: the extra time of the objective's heads and sampling over ELECTRA's.
+    - heads and sampling: those of plain ELECTRA.
+    - sampling head: the extra time of this objective's heads and sampling.
     - data: copying a batch to the device (bench/engine.py --data measures the wait for data).
     - communication: the collectives that DeepSpeed calls even with one process (bench/traffic.py counts the bytes of
       several).
@@ -198,7 +198,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
 
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
-    """Returns the outputs with gradients: log p_G of the originals and, if there is one, the sampling head's."""
+    """Returns the outputs to differentiate: log p_G of the original tokens and the sampling head's output, if any."""
     words = model.generator.embeddings.word_embeddings
     prediction = predict(batch, model.generator_lm_head(model.generator_predictions(hidden_BKH), words))
     drawn = model.draw(hidden_BKH, prediction, batch.uniforms_BK)
@@ -207,6 +207,6 @@ def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -
 
 
 def train(model: Electra, work: Callable[[], torch.Tensor]) -> None:
-    """Forward and backward into new gradients, as in a step."""
+    """Runs `work`, a forward, and its backward into new gradients, as in a training step."""
     model.zero_grad()
     work().sum().backward()

@@ -133,7 +133,7 @@ def main(options: BenchOptions) -> None:
 
 
 def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
-    """Returns the options; makes a corpus and a vocabulary if the default ones do not exist."""
+    """Makes a corpus and a vocabulary if the default ones do not exist; returns options that name them."""
     if options.input == (DEFAULT_INPUT,) and not DEFAULT_INPUT.exists():
         print(f"{DEFAULT_INPUT} does not exist: using the documentation of the installed packages instead", flush=True)
         corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--task", work / "task"]
@@ -162,7 +162,7 @@ def report_scaling(options: BenchOptions, work: Path, little: Text, much: Text) 
 
 
 def mask_share(work: Path, options: BenchOptions, much: Text) -> float:
-    """CPU time of drawing all masks again, as a fraction of the CPU time of a whole build by one process."""
+    """Returns the CPU time of drawing all masks, as a fraction of the CPU time of a whole build by one process."""
     command = build(options, work, given(work), workers=1)(much)
     _, seconds = run(command, None, options)
     folder = Path(command[0][command[0].index("--output") + 1])
@@ -207,7 +207,7 @@ def write_text(documents: list[str], folder: Path, workers: int) -> Text:
 
 
 def prepare_punkt(options: BenchOptions, work: Path) -> float:
-    """Saves the Punkt model for our builds; returns the seconds spent learning it, 0 if one was given."""
+    """Saves the Punkt model for our builds; returns the seconds of learning it, or 0 if the options name one."""
     if options.punkt is not None:
         (work / "punkt").symlink_to(find_model(options.punkt).resolve())
         return 0.0

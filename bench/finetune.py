@@ -109,7 +109,7 @@ def stock_model(options: FinetuneBenchOptions, folder: Path) -> Path:
 
 
 def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[str, list[Training]]:
-    """Results of each contender's trainings, run alternately."""
+    """Lets the contenders train in turn; returns the results of each one's trainings."""
     found: dict[str, list[Training]] = {PEER: [], OURS: []}
     quiet = os.environ | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for _ in range(options.turns):
@@ -123,7 +123,7 @@ def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[st
 
 
 def train_once(options: FinetuneBenchOptions) -> Training:
-    """One training by the named contender, in this process, which imports none of the other's code."""
+    """Trains once in this process by the named contender, without importing code of the other one."""
     from bench.memory import peak_mb
     from finetune.running.model_folder import open_model
 
@@ -136,7 +136,7 @@ def train_once(options: FinetuneBenchOptions) -> Training:
 
 
 def settings_of(options: FinetuneBenchOptions, model: "ModelFolder") -> GlueConfig | SquadConfig:
-    """The paper's settings without layer-wise learning rate decay, which the Trainer lacks."""
+    """Returns the paper's settings without layer-wise learning rate decay, which the Trainer lacks."""
     sizes = (model.config.hidden_size, model.config.max_position_embeddings)
     given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": options.epochs, "layer_decay": 1.0}
     if options.task == "CoLA":
@@ -149,7 +149,7 @@ def read_cola(options: FinetuneBenchOptions) -> TaskData:
 
 
 def read_questions(options: FinetuneBenchOptions) -> SquadFile:
-    """The first questions of the training file."""
+    """Returns the first `questions` questions of the training file."""
     file = load_squad(VERSIONS["2.0"], options.squad_dir).train
     return SquadFile(file.paragraphs, file.questions[: options.questions])
 

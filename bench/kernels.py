@@ -45,7 +45,7 @@ class KernelOptions(StepOptions):
 
 
 class Pair(NamedTuple):
-    """One operation by PyTorch and by this project."""
+    """One operation, as PyTorch does it and as this project does it."""
 
     name: str
     theirs: Callable[[], object]
@@ -145,7 +145,7 @@ def token_probability(options: KernelOptions) -> Pair:
 
 
 def scores(options: KernelOptions) -> Tensor:
-    """Logits over the vocabulary at the masked positions; fp32 in every precision."""
+    """Returns logits over the vocabulary at the masked positions; always in fp32."""
     return torch.randn(masked(options), VOCABULARY)
 
 
@@ -154,13 +154,13 @@ def masked(options: KernelOptions) -> int:
 
 
 def backward(forward: Callable[[], Tensor]) -> Callable[[], None]:
-    """A function that runs `forward` and then backward from a gradient of ones."""
+    """Returns a function that runs `forward`, then backward from a gradient of ones."""
     ones = torch.ones_like(forward().detach())
     return lambda: forward().backward(ones)
 
 
 def take_turns(pair: Pair, repeats: int) -> tuple[float, float]:
-    """Median seconds of PyTorch and of this project."""
+    """Returns the median seconds of PyTorch and of this project, timed in turn."""
     seconds = [[seconds_of(work) for work in (pair.theirs, pair.ours)] for _ in range(2 + repeats)]
     theirs, ours = map(statistics.median, zip(*seconds[2:], strict=True))
     return theirs, ours

@@ -100,7 +100,7 @@ def report_large_manifest(folder: Path) -> None:
 
 
 def training_seconds(batch: Batch, shards: Shards) -> float:
-    """Seconds for one forward, backward and update of the smallest model on the batch."""
+    """Returns the seconds of one forward, backward and update of the smallest model on the batch."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(cores())
     run = with_overrides(preset("tiny"), [f"model.max_positions={shards.manifest.seq_length}"])
@@ -117,7 +117,7 @@ def training_seconds(batch: Batch, shards: Shards) -> float:
 
 
 def random_shards(folder: Path) -> Path:
-    """Builds shards of random words at length 512, about two million tokens."""
+    """Builds shards of random words at length 512, about two million tokens; returns their folder."""
     random = np.random.default_rng(0)
     words = [f"w{number}" for number in range(1000)]
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))

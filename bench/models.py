@@ -16,12 +16,12 @@ CONFIGS = Path(__file__).resolve().parents[1] / "ds_configs"
 
 
 def fresh_model(run: RunConfig, vocabulary: int = VOCABULARY, mask: int = MASK) -> Any:
-    """The untrained model of a run."""
+    """Returns the untrained model of a run."""
     return objective_class(run.objective.name)(run.model, run.objective, vocabulary, mask)
 
 
 def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, world: World) -> Engine:
-    """An engine that trains `model` with the optimizer of `run`; `batch_size` is the total over all ranks.
+    """Returns an engine that trains `model` with the optimizer of `run`; `batch_size` is the total over all ranks.
 
     Raises:
         ConfigError: the file does not suit the machine or the batch.

@@ -65,7 +65,7 @@ def main(options: StepBenchOptions) -> int:
 
 
 def take_turns(contenders: list[Contender], options: StepBenchOptions) -> Iterator[dict[str, float]]:
-    """Lets the contenders step in turn; after each turn, yields the fastest matrix rates so far."""
+    """Lets the contenders train in turn; after each turn, yields the highest FLOP/s of matrix products so far."""
     rates = matrix_rates(options.dtype)
     for _ in range(options.turns):
         for contender in contenders:
@@ -87,7 +87,7 @@ def figures(contenders: list[Contender], rates: dict[str, float], options: StepB
 
 
 def figures_of(contender: Contender, tokens: int, limit: float) -> dict[str, Any]:
-    """A contender's speed, if a step was counted, and the reason if it ended early."""
+    """Returns a contender's speed, if a step was counted, and the reason if it ended early."""
     found: dict[str, Any] = {"ended": contender.ended} if contender.ended else {}
     if not contender.seconds:
         return found

@@ -46,19 +46,19 @@ class StudyOptions(StrictConfig):
     blimp: Path = Path("data/blimp")
     """folder of BLiMP"""
     output: Path | None = None
-    """folder for shards, runs and logs (runs/NAME)"""
+    """folder for shards, runs and logs (default: runs/NAME)"""
     results: Path | None = None
-    """folder of the cells' JSON and the report (OUTPUT/results)"""
+    """folder of the cells' JSON and the report (default: OUTPUT/results)"""
     seeds: tuple[int, ...] = ()
-    """seeds to run now (all of the study's)"""
+    """seeds to run now (default: all of the study's)"""
     rows: tuple[str, ...] = ()
-    """rows to run now (all of the study's)"""
+    """rows to run now (default: all of the study's)"""
     jobs: int | None = Field(default=None, ge=1)
     """cells to run at a time (default: one per GPU, or per core)"""
     scale: float = Field(default=1.0, gt=0, le=1)
     """share of steps, epochs and held-out sequences, to rehearse"""
     report_only: bool = False
-    """run nothing; report the cells that there are"""
+    """run nothing; report the finished cells"""
 
 
 def main(options: StudyOptions) -> int:
@@ -119,7 +119,7 @@ def chosen(options: StudyOptions, study: Study) -> tuple[tuple[Row, ...], tuple[
     """Returns the rows and seeds to run now.
 
     Raises:
-        ConfigError: one is not the study's.
+        ConfigError: a row or seed is not in the study.
     """
     names = [row.name for row in study.rows]
     problems = [f"rows: got {name!r}, {one_of(name, names)}" for name in options.rows if name not in names]

@@ -8,7 +8,7 @@ import torch
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds until `work` has finished on the GPU too; earlier GPU work is not counted."""
+    """Returns the seconds that `work` takes, on the GPU too; earlier GPU work is not counted."""
     wait_for_gpu()
     started = time.perf_counter()
     work()
@@ -17,7 +17,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def median_seconds(work: Callable[[], object], repeats: int) -> float:
-    """Median seconds of `repeats` calls, after one that is not counted."""
+    """Returns the median seconds of `repeats` calls, after one that is not counted."""
     return statistics.median([seconds_of(work) for _ in range(1 + repeats)][1:])
 
 

@@ -92,7 +92,7 @@ def main(options: TrafficOptions) -> int:
 
 
 def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
-    """Trains a few steps under `config` (FILE[,KEY=VALUE...]); counts the bytes each rank sends. Collective."""
+    """Trains a few steps under `config` (FILE[,KEY=VALUE...]); returns the bytes each rank sends. Collective."""
     import torch
 
     from bench.batches import random_batch
@@ -132,7 +132,7 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
 
 
 def least_traffic(stage: int, parameters: int, element: int, world_size: int, micro_batches: int = 1) -> float:
-    """Minimum number of bytes that each rank sends in a step of `micro_batches` micro-batches per rank.
+    """Returns the minimum number of bytes that each rank sends in a step of `micro_batches` micro-batches per rank.
 
     For a tensor on n ranks, a reduce-scatter sends (n - 1) / n of its bytes, an all-gather as many, and an all-reduce
     twice as many (Rajbhandari et al. 2020, section 7). Stage 0 all-reduces the gradients. The other stages
@@ -145,9 +145,9 @@ def least_traffic(stage: int, parameters: int, element: int, world_size: int, mi
 
 
 def bytes_sent() -> int:
-    """Payload bytes that this process has written to its TCP connections so far.
+    """Returns the payload bytes that this process has written to its TCP connections so far.
 
-    Bytes acknowledged or still in the queue: segments that a busy machine sends again count once.
+    They are acknowledged or still queued, so retransmitted segments count once.
     """
     return sum(_sent_over(int(path.name)) for path in Path("/proc/self/fd").iterdir())
 

@@ -1,1 +1,1 @@
-"""Fine-tuning an exported discriminator (or any stock Hugging Face ELECTRA) on GLUE and SQuAD, seeds and medians."""
+"""Fine-tunes an exported discriminator (or any stock Hugging Face ELECTRA); reports medians over seeds."""

@@ -14,14 +14,14 @@ Count = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class Option(str):
-    """Annotates a setting that also has its own option besides `--set`: its default as `--help` shows it."""
+    """Marks a setting that has a command-line option of its own; holds its default as `--help` shows it."""
 
 
 class FinetuneConfig(StrictConfig):
     """The settings that, with task, model and seed, determine a run's result; `presets.py` fills them in."""
 
     learning_rate: Annotated[float, Field(ge=1e-30, le=1e30), Option("small 0.0003, base 0.0001")]
-    """Peak learning rate, of the head; `layer_decay` lowers it below."""
+    """Peak learning rate of the head; `layer_decay` lowers it for the layers below."""
     epochs: Annotated[int, Field(ge=1, le=2**20), Option("3; RTE 10")]
     """Passes over the training examples."""
     batch_size: Annotated[int, Field(ge=1, le=2**20), Option("32")]
@@ -29,7 +29,7 @@ class FinetuneConfig(StrictConfig):
     weight_decay: Annotated[float, Field(ge=0, le=100)]
     """Decoupled weight decay; LayerNorm and biases have none."""
     max_length: Annotated[int, Field(ge=8, le=MOST), Option("GLUE 128, tagging 256, SQuAD 512")]
-    """Most word pieces per sequence, special tokens included."""
+    """Maximum word pieces per sequence, special tokens included."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Learning-rate factor from each layer to the one below it (paper's fine-tuning table)."""
     warmup_fraction: Fraction = 0.1
@@ -60,9 +60,9 @@ class SquadConfig(FinetuneConfig):
     """The settings of a run on SQuAD; the defaults that `presets.py` fills in are google-research/electra's."""
 
     max_question: Annotated[Count, Option("64")]
-    """Most word pieces of a question; the rest is cut."""
+    """Maximum word pieces of a question; the rest is cut."""
     stride: Annotated[Count, Option("128")]
-    """Word pieces from the start of one window on a paragraph to the next."""
+    """Word pieces from the start of one window on a paragraph to the start of the next."""
     head: Annotated[Literal["electra", "xlnet"], Option("electra")] = "electra"
     """Head and conventions of google-research/electra or of XLNet."""
 
@@ -81,7 +81,7 @@ class FinetuneOptions(StrictConfig):
     """The options that all commands share."""
 
     settings_class: ClassVar[type[Settings]]
-    """The settings of the command's runs."""
+    """Class of the settings of the command's runs."""
 
     model: Annotated[FileName, Group("the runs")]
     """exported folder, or hub name of a stock ELECTRA"""
@@ -104,10 +104,10 @@ class FinetuneOptions(StrictConfig):
     local_rank: Annotated[int, HIDDEN] = 0
 
     def overrides(self) -> dict[str, Any]:
-        """The settings given on the command line, by their field in `settings_class`.
+        """Returns the settings given on the command line, by their field in `settings_class`.
 
         Raises:
-            ConfigError: `--set` names no setting, or one that is given already.
+            ConfigError: `--set` has an unknown setting, or a setting is given more than once.
         """
         known = self.settings_class.model_fields
         given = [(name, value) for name, value in self if name in known and value is not None]
@@ -130,7 +130,7 @@ Options = TypeVar("Options", bound=FinetuneOptions)
 
 
 def with_settings(options_class: type[Options]) -> type[Options]:
-    """Adds an option for each setting that `Option` marks; `None` means the paper's value (`presets.py`)."""
+    """Adds a command-line option for each setting marked by `Option`; `None` means the default of `presets.py`."""
     added: dict[str, Any] = {}
     for name, field in options_class.settings_class.model_fields.items():
         for default in (mark for mark in field.metadata if isinstance(mark, Option)):
@@ -154,7 +154,7 @@ class GlueOptions(FinetuneOptions):
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
     data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
-    """folder of TASK/train.tsv, dev.tsv, or hub, or hub:NAME"""
+    """folder with TASK/train.tsv and dev.tsv; or hub, or hub:NAME"""
     output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
     predict_test: bool = False

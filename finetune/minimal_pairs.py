@@ -1,4 +1,4 @@
-"""Minimal pairs, scored by models as they are pre-trained.
+"""Scores minimal pairs with pre-trained models, without fine-tuning.
 
 Shape letters: B rows of a batch, L length, H hidden size, V vocabulary, P pairs.
 """
@@ -29,14 +29,14 @@ from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
 
 TOKENS_PER_BATCH = 8192
-"""Padding included; at base size half a gigabyte of activations and scores."""
+"""Tokens per batch; a base model then needs half a gigabyte for activations and scores."""
 GROUPS = ("field", "term", "paradigm")
 KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
-"""BLiMP's names of the fields of `Pair`."""
+"""BLiMP's keys for the fields of `Pair`, in order."""
 
 
 class Pair(NamedTuple):
-    """An acceptable sentence, an unacceptable one that differs in one point, and their field, term and paradigm."""
+    """An acceptable and a minimally different unacceptable sentence, with BLiMP's field, term and paradigm."""
 
     good: str
     bad: str
@@ -72,7 +72,7 @@ def parse_pair(line: bytes) -> Pair:
 
 
 class Scorer(NamedTuple):
-    """A model and how it scores sentences."""
+    """A model that scores sentences."""
 
     name: str
     model: Any
@@ -82,7 +82,7 @@ class Scorer(NamedTuple):
         """Returns the score of each sentence, in nats; sentences with the same tokens have the same score.
 
         Raises:
-            ConfigError: a sentence is longer than the model's positions.
+            ConfigError: a sentence has more tokens than the model has positions.
         """
         tokens = {sentence: tuple(self.tokenizer(sentence)["input_ids"]) for sentence in sentences}
         longest = max(tokens, key=lambda sentence: len(tokens[sentence]))
@@ -103,9 +103,10 @@ class Scorer(NamedTuple):
         return self.model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
 
     def score(self, ids_BL: Tensor) -> Tensor:
-        """Returns a score per row of ids [B, L] without padding: a sum over the tokens between [CLS] and [SEP].
+        """Returns the score of each row of ids [B, L] without padding: a sum over the tokens between [CLS] and [SEP].
 
-        A discriminator sums log D, D = sigmoid(-d); a generator sums each token's log p_G when only it is masked.
+        A discriminator with logits d sums log sigmoid(-d), the log-probability of "original". A generator masks one
+        token at a time and sums the log-probabilities of these tokens.
         """
         if "discriminator_predictions" in self.model:
             d_BL = self.model["discriminator_predictions"](self.hidden(ids_BL))
@@ -128,7 +129,7 @@ def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tup
 
 
 def open_scorers(name: str, random_weights: bool, discriminator_only: bool = False) -> Iterator[Scorer]:
-    """Yields the model of a folder, then the generator inside it, if any and wanted; on the GPU if there is one.
+    """Yields the model of a folder, then the generator in it, if any, unless `discriminator_only`; on the GPU if any.
 
     Raises:
         ConfigError: there is no such model, or it is neither a discriminator nor a generator.
@@ -156,7 +157,7 @@ def open_scorers(name: str, random_weights: bool, discriminator_only: bool = Fal
 
 
 def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:
-    """Returns the percentage of pairs right, with its 95% interval: over all pairs, and by field, term and paradigm."""
+    """Returns the percentage of pairs judged right, with its 95% interval: in all, and by field, term and paradigm."""
     found: dict[str, dict[str, list[float]]] = {"all": {"all": interval(right_P)}}
     for group in GROUPS:
         names_P = np.array([getattr(pair, group) for pair in pairs])

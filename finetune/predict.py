@@ -3,9 +3,9 @@
     python finetune/predict.py runs/glue/finetuned/CoLA-seed5-... sentences.txt > labels.jsonl
     cut -f4 dev.tsv | python finetune/predict.py runs/glue/finetuned/CoLA-seed5-... -
 
-The input has one example per line: a sentence, two texts separated by a tab, for tagging the words of a sentence
-separated by spaces, or a JSON object with the task's columns (tagging: words; SQuAD: question and context). For SQuAD
-it may also be a file in SQuAD's own format. The output is one JSON object per example, in order.
+The input has one example per line: a sentence; two texts separated by a tab; for tagging, words separated by spaces; or
+a JSON object with the task's columns (tagging: words; SQuAD: question and context). For SQuAD it may also be a file in
+SQuAD's own format. The output is one JSON object per example, in order.
 """
 
 import sys

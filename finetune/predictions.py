@@ -1,7 +1,10 @@
-"""Predictions of a kept model for new examples, by the functions that predict the dev set.
+"""Predictions of a fine-tuned model for new examples, by the functions that predict the dev set.
 
-A prediction is a dictionary: label and score (its probability) of a text; the score of a regression; words and labels
-of a tagged sentence; id, answer ("" for none), score (its probability among the best) and no_answer of a question.
+A prediction is a dictionary with the keys
+
+- label and score (the label's probability) for a text, or only score for a regression;
+- words and labels for a sentence;
+- id, answer ("" for none), score (the answer's probability among the best ones) and no_answer (a logit) for a question.
 """
 
 import json
@@ -41,8 +44,7 @@ Parsed = TypeVar("Parsed")
 
 
 def predict(name: str, source: str) -> Iterator[dict[str, Any]]:
-    """Yields the prediction of the kept model `name` for each example of the file `source`, in order; `-` is standard
-    input.
+    """Yields the prediction of the model `name` for each example of the file `source` (`-`: standard input), in order.
 
     Raises:
         ConfigError: there is no such model or file, or an example is malformed.
@@ -88,7 +90,7 @@ def read_text(name: str) -> str:
 
 
 def parse_lines(name: str, text: str, parse: Callable[[Given], Parsed]) -> list[Parsed]:
-    """Parses every line of the input `name`; if the first is a JSON object, all must be.
+    """Parses every line of the input `name`; if the first line is a JSON object, every line must be one.
 
     Raises:
         ConfigError: a line, named by its number, is empty or malformed.
@@ -99,7 +101,9 @@ def parse_lines(name: str, text: str, parse: Callable[[Given], Parsed]) -> list[
     for number, line in enumerate(lines, 1):
         try:
             if not line.strip() or (as_json and not is_object(line)):
-                raise ValueError(f"got {shown(line)}, expected one example per line; JSON objects all or none")
+                raise ValueError(
+                    f"got {shown(line)}, expected one example per line, with JSON objects on all lines or on none"
+                )
             found.append(parse(from_json(line) if as_json else line.rstrip("\r")))
         except ValueError as error:
             raise ConfigError(f"input: {name}:{number}: {error}") from None
@@ -114,7 +118,7 @@ def is_object(line: str) -> bool:
 
 
 def load(model: ModelFolder, job: Job) -> tuple[nn.Module, World]:
-    """Loads the weights of a kept model into the job's own model; returns it with this process's place."""
+    """Loads a kept model's weights into the model that `job` builds; returns it and a world of this single process."""
     cuda = torch.cuda.is_available()
     if not cuda:
         cpu_ops.use()

@@ -1,7 +1,7 @@
 """The paper's fine-tuning numbers for its two model sizes, and the single setting a plain run uses.
 
 Where the paper searches a grid, the default is the grid's value that google-research/electra's
-`configure_finetuning.py` uses. There, STS-B (10 epochs) and SQuAD (2) are exceptions; in the paper they are not.
+`configure_finetuning.py` uses. That file trains STS-B for 10 epochs and SQuAD for 2; the paper does not.
 """
 
 import itertools
@@ -24,29 +24,29 @@ BATCH_SIZE = 32  # paper's fine-tuning table
 MAX_LENGTHS: dict[type[FinetuneConfig], int] = {GlueConfig: 128, TaggingConfig: 256, SquadConfig: 512}
 SQUAD_MAX_QUESTION, SQUAD_STRIDE = 64, 128
 NULL_THRESHOLD = -2.75
-"""A question whose answerability logit exceeds it gets no answer (google-research/electra)."""
+"""A question whose unanswerable logit exceeds this gets no answer (google-research/electra)."""
 BASE_HIDDEN_SIZE = 768  # paper's pre-training table; small has 256
 
 
 class HeadKind(NamedTuple):
-    """Sizes and conventions of a head for SQuAD, which scores ends given a start, and answerability by a layer."""
+    """Sizes and conventions of a head for SQuAD, which scores starts, ends given a start, and answerability."""
 
     hidden_size: int | None
-    """Size of the layer between the pair of states and the logit; `None` takes the encoder's."""
+    """Size of the hidden layers; `None` means the encoder's hidden size."""
     activation: Literal["gelu", "tanh"]
     end_layer_norm: bool
-    """LayerNorm before the end's logit."""
+    """Whether LayerNorm comes before the layer that scores ends."""
     answerable_dropout: bool
     answerable_bias: bool
-    """Whether the layer that gives the answerability logit has a bias."""
+    """Whether the layer for the unanswerable logit has a bias."""
     beam: int
-    """Number of starts tried, and of ends tried for each."""
+    """Number of starts tried, and of ends tried for each start."""
     n_best: int
     """Answers kept per window and per question."""
     max_answer: int
-    """Most word pieces of an answer."""
+    """Maximum word pieces in an answer."""
     initializer_range: float | None
-    """Standard deviation of the initial matrices; `None` for TensorFlow's default (Glorot)."""
+    """Standard deviation of the initial weights; `None` means TensorFlow's default (Glorot)."""
     last_separator: bool
     """Whether an answer may start or end at the [SEP] after the paragraph."""
     unanswerable_outside: bool
@@ -86,7 +86,7 @@ HEAD_KINDS = {
 
 
 def size_of(hidden_size: int) -> ModelSize:
-    """Returns the paper's size whose fine-tuning numbers a model takes: base if it is at least as wide, else small."""
+    """Returns which of the paper's sizes sets a model's defaults: base if it is at least as wide, else small."""
     return "base" if hidden_size >= BASE_HIDDEN_SIZE else "small"
 
 
@@ -95,12 +95,13 @@ def settings_for(
 ) -> Settings:
     """Returns the paper's settings for a task and a model of this shape, with `overrides` applied.
 
-    The default length is of `MAX_LENGTHS`, or all positions of a shorter model; SQuAD's other lengths shrink with it.
-    The paper has no token classification: as in google-research/electra, the settings are those of GLUE.
+    The default length is that of `MAX_LENGTHS` or, if lower, the model's number of positions; SQuAD's other lengths
+    shrink in proportion. Token classification, which the paper lacks, takes GLUE's settings, as in
+    google-research/electra.
 
     Raises:
-        ConfigError: an override is out of range, a length exceeds the model's positions, or a paragraph of SQuAD has no
-            room beside its question.
+        ConfigError: an override is out of range, `max_length` exceeds the model's positions, or leaves no room for
+            the paragraph after SQuAD's longest question.
     """
     longest = MAX_LENGTHS[kind]
     length = min(longest, max_positions)

@@ -17,7 +17,7 @@ class ReportOptions(StrictConfig):
     runs: Annotated[tuple[Path, ...], POSITIONAL]
     """output folders of run_glue.py, run_squad.py or run_tagging.py"""
     output: Path | None = None
-    """Markdown file; the figure is written beside it as .png (first RUNS folder/report.md)"""
+    """Markdown file; the figure is written beside it as .png (report.md in the first of RUNS)"""
 
 
 def main(options: ReportOptions) -> None:

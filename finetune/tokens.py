@@ -14,13 +14,13 @@ from foundation.ordering import key_of, permuted
 from pretrain.job.processes import World
 
 IGNORED = -100
-"""The target of a position that has none, as in Hugging Face's and PyTorch's losses."""
+"""The target of positions to ignore, as in Hugging Face's and PyTorch's losses."""
 _ORDER_OF_BATCHES = 2
-"""Separates the draws for the order of batches from the draws for the order of examples."""
+"""Key of the random order of batches, so that it is independent of the order of examples."""
 
 
 class Features(NamedTuple):
-    """Tokenized examples: ids and segments of [CLS] A [SEP] (B [SEP]), and the targets, one or several per example."""
+    """Tokenized examples: ids and segments of [CLS] A [SEP] (B [SEP]), and one or several targets per example."""
 
     input_ids: list[Any]
     token_type_ids: list[Any]
@@ -28,7 +28,7 @@ class Features(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A padded batch; `weight_B` is 1, or 0 for an example that only pads the batch and is ignored.
+    """A padded batch; `weight_B` is 1, or 0 for a filler that is ignored (see `collate`).
 
     `target_B` is [B] with one target per example, [B, targets] with several, [B, L] with one per position.
     """
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int, device: torch.device) -> Batch:
-    """Returns the examples `indices` as a batch, padded to the longest; without indices, one example of weight 0."""
+    """Returns the examples `indices` as a batch, padded to the longest; without any, a single filler of weight 0."""
     chosen = indices if len(indices) else [0]
     ids = [torch.as_tensor(features.input_ids[i], dtype=torch.long) for i in chosen]
     segments = [torch.as_tensor(features.token_type_ids[i], dtype=torch.long) for i in chosen]
@@ -60,11 +60,11 @@ def collate(features: Features, indices: Sequence[int] | np.ndarray, pad_id: int
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Returns index arrays of `batch_size` examples, the remainder in a smaller one; each example is in exactly one.
+    """Returns the batches of an epoch as arrays of example indices; a remainder makes a smaller batch.
 
-    Stateless: they follow from (seed, epoch). Examples are put in a random order, sorted by length within pools of
-    `pool` batches, cut into batches, and the batches put in a random order; so a batch needs little padding, and which
-    examples share one still changes from epoch to epoch. A pool of 1 leaves the batches random.
+    They follow from (seed, epoch) alone. Examples are shuffled, sorted by length within pools of `pool` batches, and
+    cut into batches, which are then shuffled. So batches need little padding, yet their composition changes from epoch
+    to epoch. With a pool of 1, batches are random.
     """
     size = len(lengths)
     order = permuted(np.arange(size), size, seed, epoch)
@@ -79,9 +79,10 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, pool: int, seed: int,
 
 
 def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:
-    """Yields index arrays of this rank's batches of `size`, sorted by length; each example is on exactly one rank.
+    """Yields this rank's batches of up to `size` examples, sorted by length, as arrays of indices.
 
-    Every rank has equally many, some maybe empty: under ZeRO-3 every forward is collective.
+    Each example is on exactly one rank. All ranks have equally many batches, perhaps with empty ones, since every
+    forward is collective under ZeRO-3.
     """
     order = np.argsort([len(ids) for ids in features.input_ids], kind="stable")
     step = size * world.world_size

@@ -32,7 +32,7 @@ STEPS = {"cuda": 20, "cpu": 2}
 
 
 class Switch(NamedTuple):
-    """One change to a training step as `pretrain/run.py` does it."""
+    """One change to the training step of `pretrain/run.py`."""
 
     settings: tuple[str, ...] = ()
     """Overrides of the DeepSpeed file."""
@@ -55,11 +55,11 @@ SWITCHES = {
     "PyTorch's attention by the formula": Switch(attention=(SDPBackend.MATH,)),
     "layers compiled": Switch(compiled=True),
 }
-"""The first is the baseline."""
+"""The changes to measure; the first is the baseline, which changes nothing."""
 
 
 def rates(options: GpuOptions, product: Path) -> int:
-    """Measures matrix products in each precision, and a copy of memory."""
+    """Measures matrix products in each precision, and a copy of memory; returns 1 if one failed."""
     where = setting(options.device)
     precisions = ("bf16", "fp16", "fp32") if options.device == "cuda" else ("fp32",)
     items = {f"products {precision}": partial(matrix_rates, precision) for precision in precisions}
@@ -67,14 +67,14 @@ def rates(options: GpuOptions, product: Path) -> int:
 
 
 def copy_rate(where: Setting) -> Figures:
-    """Returns bytes read and written per second."""
+    """Returns the bytes read and written per second by a copy of memory."""
     source = torch.empty(COPIED_BYTES[where.device.type], dtype=torch.uint8, device=where.device).fill_(1)
     target = torch.empty_like(source)
     return {"bytes_per_second": 2 * source.numel() / median_seconds(lambda: target.copy_(source), 5)}
 
 
 def ablation(options: GpuOptions, shape: str, product: Path) -> int:
-    """Measures a step with each switch."""
+    """Measures a training step with each switch; returns 1 if one failed."""
     compute_deterministically()  # as a run does; `measured` switches it off for one
     device = options.device
     where = shaped(device, shape)
@@ -84,8 +84,10 @@ def ablation(options: GpuOptions, shape: str, product: Path) -> int:
 
 
 def switches(device: str) -> dict[str, Switch]:
-    """Returns the switches that change something here, once an engine has chosen its operations; each module of fast
-    operations has one too. Graphs come last, since a capture that fails may spoil what follows.
+    """Returns the switches that have an effect on this device, with one for each module of fast operations.
+
+    Call it once an engine has started and so chosen its operations. CUDA graphs come last, since a failed capture may
+    spoil later measurements.
     """
     found = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
     if ops.attend is not PLAIN["attend"]:
@@ -104,7 +106,7 @@ def shaped(device: str, shape: str) -> Setting:
 
 
 def measured(where: Setting, switch: Switch, steps: int) -> Figures:
-    """Returns the median seconds of a step, and what follows from them."""
+    """Returns the median seconds of a step, tokens and FLOPs per second, and peak memory."""
     gc.collect()  # the engine before, which refers to itself
     with ExitStack() as stack:
         if switch.attention:

@@ -18,9 +18,9 @@ from foundation.files import ROOT, make_folder, require_folder
 
 LOG = "log.txt"
 LEAST_SECONDS = 5.0
-"""Time under which no further part is begun."""
+"""No part is started when less time than this is left."""
 POLL_SECONDS = 0.5
-"""Time between two looks at a part's results."""
+"""Time between two checks of a part's results."""
 Record = dict[str, Any]
 
 
@@ -152,7 +152,7 @@ def machine(device: str) -> Record:
 
 
 def summary(options: GpuOptions, results: Results) -> int:
-    """Prints the state of every part, with what failed or was skipped inside; returns 1 if anything failed."""
+    """Prints the state of every part, with its failed and skipped items; returns 1 if anything failed."""
     states = []
     for part in all_parts(options):
         if part.stage in options.stages and (record := results.of(part)):

@@ -4,7 +4,7 @@ from bench.gpu.parts import GpuOptions
 
 
 def run_inside(name: str, options: GpuOptions) -> int:
-    """Runs a part in this process; returns 1 if it failed. Its results so far are always in its file."""
+    """Runs a part in this process; returns 1 if it failed. It saves results as they come in."""
     kind, _, shape = name.partition(" ")
     product = options.product(name)
     match kind:

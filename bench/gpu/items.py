@@ -19,7 +19,7 @@ class SkippedError(Exception):
 def run_items(items: Mapping[str, Item], product: Path) -> int:
     """Runs the items that `product` does not record as passed, and records each; returns 1 if one failed.
 
-    Items that an earlier call began without ending come last, so that one that hangs cannot keep others from running.
+    Items that an earlier call did not finish come last, so that one that hangs does not block the others.
     """
     before = json.loads(product.read_text()) if product.is_file() else {}
     records = {name: before.get(name, {"outcome": "not reached"}) for name in items}
@@ -44,5 +44,5 @@ def outcome(item: Item) -> Figures:
 
 
 def keep(values: Any, path: Path) -> None:
-    """Writes results so far."""
+    """Writes the results so far to `path`."""
     write_atomically(path, json.dumps(values, indent=1).encode() + b"\n")

@@ -33,13 +33,13 @@ CONTENDERS = {
 """Contenders for each shape, in order; they run one after another because a GPU's memory would not hold them all."""
 GPU_TESTS = ("tests/gpu", "tests/pretrain/engine/test_graphs.py", "tests/pretrain/training/test_telemetry.py")
 LIMIT = 540
-"""Time limit of the study, and of any part on a CPU, which is slow."""
+"""Time limit in seconds of the study and, on a CPU, which is slow, of every part."""
 WARM_UP_SHARE = 0.75
 """Share of a contender's time allowed for start-up and compilation."""
 
 
 PASSED_ON = ("output", "device", "data", "work", "study", "study_scale")
-"""Options that a part's own process gets too."""
+"""Options that are passed on to the process of a part."""
 
 
 class GpuOptions(StrictConfig):
@@ -54,7 +54,7 @@ class GpuOptions(StrictConfig):
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu rehearses on tiny shapes; its timings mean nothing"""
     data: Path | None = None
-    """shards from build_shards.py, which runs (a), training (e) and the study (f) need"""
+    """shards from build_shards.py, needed by stages a, e and f"""
     work: Path = Path("runs/gpu")
     """folder of runs and checkpoints, which stay on this machine"""
     study: Path = Path("bench/studies/samplers_gpu.json")
@@ -62,7 +62,7 @@ class GpuOptions(StrictConfig):
     study_scale: float = Field(0.1, gt=0, le=1)
     """share of the study's steps and held-out sequences"""
     inside: Annotated[str | None, HIDDEN] = None
-    """run this part in this process"""
+    """part to run in this process"""
 
     def product(self, part: str) -> Path:
         """Returns the file in which a part leaves its results so far."""
@@ -78,7 +78,7 @@ class Part(NamedTuple):
     seconds: float
     """Time limit per call."""
     needs: tuple[str, ...] = ()
-    """Packages that must be installed; "data" is --data."""
+    """Packages that must be installed; "data" means that --data must be given."""
     warm_up: bool = False
     """Whether the command is bench/step.py, which takes a limit for the contenders' first step."""
 
@@ -99,7 +99,7 @@ def half_precision(device: str) -> Literal["bf16", "fp16"]:
 
 
 def all_parts(options: GpuOptions) -> Iterator[Part]:
-    """Yields the parts of all stages in order; in a stage fp32, which compiles and computes longest, comes last."""
+    """Yields the parts of all stages in order; within a stage, fp32 comes last, as it takes longest."""
     python, device = sys.executable, options.device
     given = [word for name, value in options if name in PASSED_ON and value for word in (f"--{name}", str(value))]
     inside = (python, "bench/gpu.py", *given, "--inside")

@@ -14,7 +14,7 @@ LISTED = 60
 
 
 def run_profile(options: GpuOptions, shape: str, product: Path) -> int:
-    """Records every kernel's share, and for the first shape a trace for chrome://tracing."""
+    """Records every kernel's share of a step's time and, for the first shape, a trace for chrome://tracing."""
     compute_deterministically()  # as a run does
     on_gpu = options.device == "cuda"
     step = new_step(shaped(options.device, shape), Switch())

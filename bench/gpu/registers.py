@@ -1,11 +1,11 @@
-"""Compiles the Triton kernels for GPUs that need not be there, and prints what they need, from `ptxas -v` and the code.
+"""Compiles the Triton kernels, without needing a GPU, and prints each one's registers, memory and instructions.
 
     python bench/gpu/registers.py --head_sizes 64 128 --embedding_sizes 128 768 --hidden_sizes 256 768
 
 Each line is one kernel: attention's with dropout and a learned bias, the vocabulary's with entropies, LayerNorm's with
-dropout. A spill is a register's value kept in memory for a while. Of attention's loops, the instructions of all threads
-are divided by the number of scores in a tile, and so are the exponentials, of which one is needed. The loops run over
-far tiles, near ones and the last, where it has padding.
+dropout. `ptxas -v` gives registers and spills (register values moved to memory for a while). For attention's loops, the
+compiled code gives instructions and exponentials, summed over all threads, per attention score; one exponential per
+score is necessary. `a / b / c` are the loops over far tiles, over near tiles, and over the last tile if it has padding.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ TYPES = {
     "place_RN": "*i32",
     **dict.fromkeys(("least", "eps"), "fp32"),
 }
-"""Types of the parameters that are neither in the model's precision nor sizes."""
+"""Types of the kernel parameters that are neither sizes nor in the model's precision."""
 SIZES = ("B", "L", "N", "span", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
 LAUNCH = ("num_warps", "num_stages")
 VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}
-"""Rows per tile of the vocabulary's kernels; 0: one row."""
+"""Rows per tile of each kernel over the vocabulary; 0 means one row."""
 
 
 class RegisterOptions(StrictConfig):
@@ -113,8 +113,8 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
 
 
 def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, ...]:
-    """Compiles a kernel; returns its registers per thread, the bytes it spills, its shared memory, and instructions and
-    exponentials per score of attention's loops.
+    """Compiles a kernel; returns its registers per thread, the bytes it spills, its shared memory in KiB, and, for
+    attention, the instructions and exponentials per score in each loop.
     """
     launch = {name: value for name, value in parameters.items() if name in LAUNCH}
     fixed = {name: value for name, value in parameters.items() if name not in launch}

@@ -1,4 +1,4 @@
-"""Stages a and e of `bench/gpu.py`: runs of `pretrain/run.py`, their bits, loss scale, memory and curves."""
+"""Stages a and e of `bench/gpu.py`: runs of `pretrain/run.py`: whether bits repeat, losses, memory and curves."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from pretrain.training.run_folder import CHECKPOINTS
 from pretrain.training.run_log import read_records
 
 CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
-"""fp32 at stage 0 needs no DeepSpeed; on a CPU, `bench.gpu.declared` provides fp16, with streams as on a GPU."""
+"""DeepSpeed file by precision. fp32 at stage 0 needs no DeepSpeed; `bench.gpu.declared` provides fp16 on a CPU."""
 SIZES = {"cuda": ("small", 128), "cpu": ("tiny", 8)}
 ZERO_SIZES = {"cuda": ("base", 32), "cpu": ("tiny", 8)}
 """Preset and batch size."""
@@ -30,7 +30,7 @@ BITS_STEPS = {"cuda": 60, "cpu": 12}
 ZERO_STEPS = {"cuda": 20, "cpu": 16}
 TRAINING_STEPS = {"cuda": 1000, "cpu": 20}
 OVERFLOWING = {"cuda": 32, "cpu": 18}
-"""Powers of a first loss scale at which gradients overflow for many steps, but not for all."""
+"""Initial loss scales, as powers of 2, at which gradients overflow in many steps, but not in all."""
 STAGE = "deepspeed.zero_optimization.stage"
 WAYS = {
     "ZeRO 1": (),
@@ -39,7 +39,7 @@ WAYS = {
     "offload": ("deepspeed.zero_optimization.offload_optimizer.device=cpu",),
     "recompute": ("deepspeed.activation_checkpointing={}",),
 }
-"""Overrides that save memory; they change the losses by rounding at most."""
+"""Ways to save memory: overrides by name. They may change the losses by rounding errors only."""
 LOSS_TOLERANCE, MEMORY_TOLERANCE = 0.01, 0.10
 CURVE = (
     *("step", "generator_loss", "sampler_loss", "discriminator_loss", "discriminator_entropy", "accuracy_masked"),
@@ -50,7 +50,7 @@ POLL_SECONDS = 0.05
 
 
 class Run:
-    """One run of `pretrain/run.py` in the folder of work; started again, it resumes."""
+    """One run of `pretrain/run.py` in the folder `--work`; started again, it resumes."""
 
     def __init__(
         self, options: GpuOptions, name: str, precision: str, size: tuple[str, int], steps: int, *settings: str
@@ -95,7 +95,7 @@ class Run:
         return max((int(path.parent.name.removeprefix("step-")) for path in complete), default=0)
 
     def losses(self) -> list[float]:
-        """Returns the losses of the last steps."""
+        """Returns the losses of the last steps, as the final checkpoint holds them."""
         return list(json.loads((self._last / "state.json").read_text())["extra"]["recent_losses"])
 
     def digest(self) -> str:
@@ -118,13 +118,14 @@ class Run:
 
 
 def bits(options: GpuOptions, precision: str, product: Path) -> int:
-    """Checks that a run, and one resumed after a kill, end with the same bits."""
+    """Checks that an uninterrupted run and a run resumed after a kill end with the same bits; returns 1 if not."""
     return run_items({precision: partial(same_bits, options, precision)}, product)
 
 
 def same_bits(options: GpuOptions, precision: str) -> Figures:
-    """Compares two runs of the same command; if they differ, a third says whether the resume is to blame. In fp16 their
-    first steps overflow.
+    """Compares an uninterrupted run with a run that is killed and resumed.
+
+    If they differ, a second uninterrupted run shows whether resuming is the cause. In fp16 the first steps overflow.
     """
     fp16 = precision == "fp16"
     size, steps = SIZES[options.device], BITS_STEPS[options.device]
@@ -149,7 +150,7 @@ def same_bits(options: GpuOptions, precision: str) -> Figures:
 
 
 def zero(options: GpuOptions, product: Path) -> int:
-    """Compares each way to save memory with ZeRO 1 by its losses, and with the estimate by its memory."""
+    """Compares, for each of `WAYS`, the losses with those of ZeRO 1, and peak memory with its estimate."""
     size, steps = ZERO_SIZES[options.device], ZERO_STEPS[options.device]
     runs = {name: Run(options, f"zero {name}", "fp16", size, steps, *settings) for name, settings in WAYS.items()}
     for run in runs.values():
@@ -165,7 +166,7 @@ def zero_items(runs: dict[str, Run]) -> Iterator[tuple[str, Item]]:
 
 
 def same_losses(reference: Run, run: Run) -> Figures:
-    """Compares the losses of two runs, step by step."""
+    """Checks that the losses of two runs agree, step by step."""
     for each in (reference, run):
         if each.step() < each.steps:
             each.finish()
@@ -177,7 +178,7 @@ def same_losses(reference: Run, run: Run) -> Figures:
 
 
 def memory_as_estimated(run: Run) -> Figures:
-    """Compares peak memory with the dry run's estimate."""
+    """Checks a run's peak GPU memory against the dry run's estimate."""
     if run.step() < run.steps:
         run.finish()
     measured = run.records()[-1].get("gpu_memory_gb")

@@ -19,12 +19,12 @@ from pretrain.presets import preset, with_objective
 
 LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005
 PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
-"""The operations in plain PyTorch, which faster ones replace when an engine starts."""
+"""The plain PyTorch operations by name; faster ones replace them when an engine starts."""
 
 
 class Plainly:
-    """Inside the `with` block, plain PyTorch replaces the faster operations: all, or only those that the Python module
-    `module` defines.
+    """Replaces the faster operations by plain PyTorch inside the `with` block: all, or only those defined in the Python
+    module `module`.
     """
 
     def __init__(self, module: str | None = None) -> None:
@@ -41,7 +41,7 @@ class Plainly:
 
 
 def fast_modules() -> list[str]:
-    """Returns the modules whose operations have replaced plain ones."""
+    """Returns the Python modules whose operations have replaced plain PyTorch."""
     return sorted({vars(ops)[name].__module__ for name in PLAIN} - {ops.__name__})
 
 
@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
 
 def setting(device: str) -> Setting:
-    """The small preset on a GPU, tiny on a CPU; without dropout, whose draws differ between devices and precisions.
+    """Returns the setting: preset small on a GPU, tiny on a CPU, and no dropout, since its draws differ by device.
 
     Raises:
         RuntimeError: the device does not exist.
@@ -74,7 +74,7 @@ def setting(device: str) -> Setting:
 
 
 def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
-    """An fp32 model with the same weights each time; the sampling head, initially without effect, gets random ones."""
+    """Returns an fp32 model with the same weights each time; the sampling head's are random, not the usual zeros."""
     torch.manual_seed(0)
     model = fresh_model(with_objective(where.run, objective), where.vocabulary)
     for name, parameter in model.named_parameters():
@@ -89,7 +89,7 @@ def new_batch(where: Setting) -> Batch:
 
 
 def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
-    """An engine for a file of `ds_configs/`, with a loss scale low enough not to overflow at first."""
+    """Returns an engine for the file `name` in `ds_configs/`, with an initial loss scale that does not overflow."""
     config = json.loads((CONFIGS / f"{name}.json").read_text())
     if "fp16" in config:
         config["fp16"]["initial_scale_power"] = 10

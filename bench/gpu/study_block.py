@@ -1,7 +1,8 @@
 """Stage f of `bench/gpu.py`: cells of a study, trained on shards that are copied along.
 
-Only finished cells move between machines: a checkpoint is too large. On the same machine a killed run resumes. Text,
-GLUE and BLiMP stay behind: each cell is crossed with the reference, as in the study, and no probe is fine-tuned.
+A cell is one row of the study, trained with one seed. Only finished cells can be copied to another machine, since
+checkpoints are too large; on the same machine a killed run resumes. Each cell is
+evaluated together with the reference run, as in the study, but not fine-tuned.
 """
 
 import json
@@ -50,10 +51,10 @@ def study_block(options: GpuOptions, product: Path) -> int:
 
 
 def block(options: GpuOptions) -> Study:
-    """Returns the study that this machine runs: scaled by `study_scale`, for the vocabulary and length of its shards.
+    """Returns the study to run: scaled by `study_scale`, with the vocabulary and sequence length of the shards.
 
-    BLiMP and the probes are left out, as their data is not copied along. A CPU runs only the first rows with the first
-    seed, in the tiny preset.
+    BLiMP and fine-tuning are left out, as their data is not copied along. A CPU runs only the first rows with the
+    first seed, in the tiny preset.
     """
     assert options.data
     manifest, study = load_manifest(options.data), read_study(options.study).scaled(options.study_scale)

@@ -31,7 +31,7 @@ def _opened(name: str, mode: str = "r") -> IO[Any]:
 
 
 def stand_in() -> dict[str, ModuleType]:
-    """Replacements, by module name, for `six` and for the parts of TensorFlow that the builder imports."""
+    """Returns substitutes, by module name, for `six` and for the parts of TensorFlow that the builder imports."""
     train = SimpleNamespace(
         Int64List=lambda value: value,
         Feature=lambda int64_list: int64_list,

@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-4
 
 
 def electra_step(model: ElectraModelConfig, batch: Batch, dtype: torch.dtype, compiled: bool) -> Callable[[], None]:
-    """A function that runs forward, backward and update on `batch`, for a pair with the sizes of `model`."""
+    """Returns a function that trains generator and discriminator, of the sizes of `model`, for one step on `batch`."""
     device = batch.input_ids_BL.device
     pair = nn.ModuleList(shared_pair(model)).to(device, dtype)
     generator, discriminator = (torch.compile(part) if compiled else part for part in pair)
@@ -44,7 +44,7 @@ def electra_step(model: ElectraModelConfig, batch: Batch, dtype: torch.dtype, co
 
 
 def shared_pair(model: ElectraModelConfig) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
-    """Generator and discriminator with shared embeddings; without relative positions, which Hugging Face's lacks."""
+    """Returns generator and discriminator with shared embeddings; Hugging Face's classes lack relative positions."""
     pair = []
     for encoder, wanted in (
         (model.generator(VOCABULARY), ElectraForMaskedLM),

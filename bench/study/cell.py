@@ -1,7 +1,7 @@
 """A finished cell of a study, one row with one seed, as one small JSON: numbers, examples behind them, commands.
 
-Examples are packed: `{"shape": ..., "type": ..., "data": base64 of the zlib-compressed array}`. Counts take a byte,
-sums of a sequence two. With them `effects.py` resamples without the run folders.
+Examples are packed: `{"shape": ..., "type": ..., "data": base64 of the zlib-compressed array}`, with one byte per count
+and two per sum over a sequence. From these, `effects.py` computes bootstraps without the run folders.
 """
 
 import base64
@@ -34,7 +34,7 @@ CROSSED = {"loss": "discriminator_loss", "accuracy": "accuracy_masked", "AUC": "
 
 
 class PackedArray(StrictRecord):
-    """An array, compressed."""
+    """A compressed array."""
 
     shape: tuple[int, ...]
     type: str
@@ -57,16 +57,16 @@ class PackedArray(StrictRecord):
 
 
 class CellResult(StrictRecord):
-    """Everything that is kept of a cell."""
+    """All results of a cell: one row of the study, trained with one seed."""
 
     row: str
     seed: int
     conditions: dict[str, Any]
-    """The part of the study that must be equal in all cells of a report."""
+    """The study's settings that determine the numbers; a report requires them of all cells alike."""
     data_sha256: str
     """The shards' `content_sha256`: equal for all cells of a study."""
     commit: str | None
-    """The code that trained the run."""
+    """Git commit of the code that trained the run."""
     versions: dict[str, str]
     machine: str
     tokens: float
@@ -75,12 +75,12 @@ class CellResult(StrictRecord):
     numbers: dict[str, float | None]
     """Each measure, and further numbers of the run, by name."""
     examples: dict[str, dict[str, PackedArray]]
-    """Columns of the examples of each measure or group of measures."""
+    """Values per example, by column, for each measure or group of measures."""
     jobs: tuple[JobRecord, ...]
 
 
 def conditions(study: Study, row: Row) -> dict[str, Any]:
-    """Returns the part of a study that determines the numbers of a cell."""
+    """Returns the study's settings that determine the numbers of a cell."""
     whole = study.model_dump(
         mode="json", exclude={"title", "rows", "seeds", "measures", "predictions", "gates", "baseline"}
     )
@@ -91,12 +91,12 @@ def conditions(study: Study, row: Row) -> dict[str, Any]:
 
 
 def is_finished(cell: CellResult, study: Study) -> bool:
-    """Returns whether a cell has the numbers of every probe; some may have been added to the study since it ran."""
+    """Returns whether a cell has the numbers of every probe; the study may have gained probes since the cell ran."""
     return all(probe.measure in cell.numbers for probe in study.probes)
 
 
 def content_sha256(shards: Path) -> str:
-    """Checksum of a folder's tokenizer, shards and held-out shards; independent of the versions that built them."""
+    """Returns a checksum of a folder's tokenizer, shards and held-out shards; independent of the code's version."""
     manifests = load_manifest(shards), load_manifest(shards / "held_out")
     content = [(manifest.tokenizer_sha256, [shard.written for shard in manifest.shards]) for manifest in manifests]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -106,7 +106,7 @@ def require_same_text(shards: Path, cells: Iterable[CellResult]) -> None:
     """Checks that finished cells were trained on these shards.
 
     Raises:
-        ConfigError: on others.
+        ConfigError: a cell was trained on other shards.
     """
     expected = content_sha256(shards)
     if others := [f"{cell.row} with seed {cell.seed}" for cell in cells if cell.data_sha256 != expected]:
@@ -149,10 +149,10 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
 def crossed_numbers(
     output: Path, reference: str, replacements: str, name: str
 ) -> tuple[dict[str, float | None], dict[str, dict[str, PackedArray]]]:
-    """Returns the numbers of the crossing with the reference, and each sequence's sums.
+    """Returns the detection metrics of this run crossed with the reference run, and the sums behind them by sequence.
 
     `difficulty`: the reference's discriminator on this run's replacements. `frozen`: this run's discriminator on the
-    reference's replacements. `own`: this run's discriminator on its own.
+    reference's replacements. `own`: this run's discriminator on its own replacements.
     """
     folder = output / "evaluation" / name
     entries = json.loads((folder / "crossing.json").read_text())["entries"]
@@ -181,8 +181,8 @@ def crossed_numbers(
 
 
 def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
-    """Returns the numbers of a run's own evaluation: of the generator, of the distribution that it trained on, and how
-    the sampling head's estimate correlates with the actual loss.
+    """Returns the numbers of a run's own evaluation: of its generator, of the sampling distribution it trained on, and
+    the correlation of the sampling head's estimate with the actual loss.
     """
     learned = [*metrics["detection"]][-1]
     intervals = {
@@ -204,7 +204,7 @@ def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
 
 
 def unigram_entropy(shards: Path) -> float:
-    """Unigram entropy of a folder's tokens without special ones, in nats: the loss of predicting frequencies."""
+    """Returns the unigram entropy of the tokens, special ones excluded, in nats: the loss of predicting frequencies."""
     manifest = load_manifest(shards)
     counts = np.zeros(manifest.vocab_size, np.int64)
     for shard in manifest.shards:
@@ -224,7 +224,7 @@ def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, Pack
 
 
 def probe_numbers(folder: Path, probe: Probe) -> tuple[float, dict[str, PackedArray]]:
-    """Returns the mean of the probe's metric over its seeds, in points, and every seed's answers."""
+    """Returns the mean of the probe's metric over its seeds, in percent, and every seed's answer to each example."""
     records = {record.run.seed: record for record in read_records(folder / FILE_NAME)}
     found = [records[seed] for seed in probe.seeds]
     files = (folder / PREDICTIONS / record.run.folder_name() / EXAMPLES for record in found)
@@ -244,8 +244,8 @@ def read_cells(results: Path, study: Study) -> dict[tuple[str, int], CellResult]
     """Reads the finished cells of a study, by row and seed.
 
     Raises:
-        ConfigError: a file is damaged, its cell was run under other conditions than the study's file says, or cells
-            were trained on different text.
+        ConfigError: a file is damaged, a cell's settings differ from the study's, or cells were trained on different
+            text.
     """
     found = {}
     for seed in study.seeds:

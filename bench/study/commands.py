@@ -9,11 +9,11 @@ from bench.study.file import Probe, Row, Study
 from bench.study.jobs import Job, JobRecord
 
 CHECKPOINTS = 6
-"""Times in a run at which it can resume."""
+"""Checkpoints saved in each run."""
 
 
 class Sources(NamedTuple):
-    """The user's text and data."""
+    """Paths of the text and of the data for fine-tuning and BLiMP."""
 
     input: tuple[str, ...]
     punkt: Path | None
@@ -28,7 +28,7 @@ def cell_name(row: Row, seed: int) -> str:
 
 
 class Commands:
-    """Commands of a study whose products are in `output`."""
+    """The commands of a study that writes to the folder `output`."""
 
     def __init__(self, study: Study, sources: Sources, output: Path) -> None:
         self.study, self.sources, self.folder = study, sources, output
@@ -68,7 +68,7 @@ class Commands:
             yield Job(f"{probe.task}-{name}", self.probe(probe, exported, name))
 
     def training(self, row: Row, seed: int) -> Job:
-        """Returns the command that pre-trains a row; the seed determines weights, order and masks in all rows alike."""
+        """Returns the command that pre-trains a row; equal seeds give equal initial weights, order and masks."""
         study, name = self.study, cell_name(row, seed)
         steps = row.steps or study.steps
         every = max(1, steps // CHECKPOINTS)
@@ -98,7 +98,7 @@ class Commands:
         )
 
     def without_paths(self, record: JobRecord) -> JobRecord:
-        """Returns a record whose command has names such as GLUE in place of this machine's folders."""
+        """Returns the record with names such as GLUE in its command instead of this machine's folders."""
         sources, command = self.sources, record.command
         shown = {"SQUAD": sources.squad, "BLIMP": sources.blimp, "GLUE": sources.data_dir, "OUTPUT": self.folder}
         for name, path in sorted(shown.items(), key=lambda item: -len(str(item[1]))):  # one may lie in another

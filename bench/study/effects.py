@@ -1,7 +1,7 @@
 """Measures of a study's rows and their differences, with intervals over seeds and examples together.
 
-Everything is computed from the cells' JSON. Cells of equal seed share initial weights, order, masks and uniforms, and
-all share their examples, so differences are paired in both.
+Everything is computed from the cells' JSON. Differences are paired by seed and by example: cells with the same seed
+have the same initial weights, order, masks and random draws, and all cells are evaluated on the same examples.
 """
 
 from collections.abc import Mapping
@@ -17,23 +17,23 @@ from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, mult
 Cells = Mapping[tuple[str, int], CellResult]
 """Finished cells by row and seed."""
 LEAST_SEEDS = 5
-"""Below, an interval over seeds is too narrow to decide anything."""
+"""With fewer seeds, an interval over seeds is too narrow to decide anything."""
 
 
 class Effect(NamedTuple):
-    """A difference between two rows."""
+    """The mean of one row or the difference between two, with its interval."""
 
     interval: Interval
     seeds: tuple[int, ...]
-    """Seeds that both rows have."""
+    """Seeds covered; for a difference, those that both rows have."""
     passed: bool
-    """Whether the cells of both rows pass the gates for all these seeds."""
+    """Whether all cells it covers pass the gates."""
 
 
 def examples_resampled(cell: CellResult, measure: str, study: Study) -> ResampledStatistic:
-    """Returns a measure of one cell, resampled over its examples; the resamples are the same for all cells.
+    """Returns a measure of one cell with its bootstrap over examples; all cells use the same resamples.
 
-    A number whose examples are not kept is the same on every resample.
+    A number without stored examples has the same value on every resample.
     """
     value = float("nan") if (number := cell.numbers[measure]) is None else number
     if measure not in study.known_measures():
@@ -60,14 +60,14 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
 
 
 def passes(cell: CellResult, study: Study) -> bool:
-    """Returns whether a cell passes the gates: has it learned enough for its numbers to mean something?"""
+    """Returns whether a cell passes the gates, that is, has learned enough for its numbers to mean something."""
     mlm, entropy, share = (cell.numbers[name] for name in ("MLM loss", "unigram entropy", "own loss over entropy"))
     learned = not study.row(cell.row).has_generator or (mlm is not None and entropy - mlm > study.gates.mlm_gain)
     return learned and share is not None and share < study.gates.loss_over_entropy
 
 
 class CellMeasure:
-    """One measure of the cells that have it."""
+    """One measure in all cells that have it."""
 
     def __init__(self, cells: Cells, measure: str, study: Study) -> None:
         self.cells, self.study = cells, study
@@ -94,7 +94,7 @@ class CellMeasure:
 
 
 def verdict(prediction: Prediction, effect: Effect) -> str:
-    """Returns what an effect says about a prediction."""
+    """Returns whether an effect agrees with a prediction: "holds", "refuted", or why that is open."""
     if effect.interval is None or not effect.seeds:
         return "not run"
     if not effect.passed:

@@ -43,7 +43,7 @@ class Row(StrictConfig):
 
     @property
     def folder(self) -> str:
-        """The name as part of file names."""
+        """The row's name in a form that suits file names."""
         return re.sub(r"[^\w.=+-]+", "-", self.name)
 
 
@@ -64,7 +64,7 @@ class Probe(StrictConfig):
 
     task: Literal["CoLA", "SST-2", "RTE", "MRPC", "STS-B", "SQuAD", "POS", "NER"]
     metric: str
-    """of results.jsonl"""
+    """metric in results.jsonl"""
     epochs: int = Field(ge=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
     """fine-tuning seeds"""
@@ -89,16 +89,16 @@ class Probe(StrictConfig):
 
 
 class Gates(StrictConfig):
-    """Least progress for a run's numbers to mean something."""
+    """Minimum progress that a run must make for its numbers to mean something."""
 
     mlm_gain: float = 0.5
     """nats by which the MLM loss must be below the unigram entropy"""
     loss_over_entropy: float = 0.95
-    """upper bound on L_D over the entropy of the replaced share, both on the row's own replacements"""
+    """upper bound on discriminator loss / entropy of the replaced share, on the row's own replacements"""
 
 
 class Prediction(StrictConfig):
-    """An expectation written before any run; with `measure`, the report decides it."""
+    """An expectation written before any run; if it names a measure, the report says whether it holds."""
 
     text: str
     measure: str | None = None
@@ -118,7 +118,7 @@ class Prediction(StrictConfig):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """`expected`, infinite where it has no bound."""
+        """`expected`, with an infinity for each missing bound."""
         low, high = self.expected
         return -inf if low is None else low, inf if high is None else high
 
@@ -138,7 +138,7 @@ class Study(StrictConfig):
     """as `--deepspeed_config` of run.py"""
     rows: tuple[Row, ...] = Field(min_length=1)
     baseline: str
-    """the row that effects are differences from"""
+    """the row that the others are compared with"""
     seeds: tuple[Seed, ...] = Field(min_length=1)
     reference: Reference
     held_out_sequences: int = Field(ge=16, le=4096)
@@ -186,7 +186,7 @@ class Study(StrictConfig):
         return self
 
     def known_measures(self) -> list[str]:
-        """Names of the measures that have examples to resample."""
+        """Returns the names of the measures whose examples are stored for bootstraps."""
         crossed = [
             f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
         ]
@@ -196,7 +196,7 @@ class Study(StrictConfig):
         return next(row for row in self.rows if row.name == name)
 
     def scaled(self, scale: float) -> "Study":
-        """Returns the study with this share of its steps, epochs and held-out sequences, to rehearse it."""
+        """Returns the study with steps, epochs and held-out sequences multiplied by `scale`, for a rehearsal."""
         steps = max(2, round(self.steps * scale))
         probes = tuple(
             probe.model_copy(update={"epochs": max(1, round(probe.epochs * scale))}) for probe in self.probes

@@ -32,9 +32,9 @@ class JobRecord(StrictRecord):
     name: str
     command: str
     code: int
-    """Exit code; 0 if it is finished."""
+    """Exit code; 0 if the command succeeded."""
     seconds: float
-    """Wall time of all its runs that ended."""
+    """Wall time of all its runs that ended, summed."""
 
 
 class Jobs:
@@ -50,7 +50,7 @@ class Jobs:
             self._places.put(place)
 
     def record(self, job: Job) -> JobRecord | None:
-        """Returns the record of the command's last run; none if it has not ended before.
+        """Returns the record of the command's last run; `None` if it has never ended.
 
         Raises:
             ConfigError: the record is damaged.
@@ -68,9 +68,9 @@ class Jobs:
         return record if record.command == job.command else None
 
     def run(self, job: Job) -> bool:
-        """Runs one command from the repository's folder unless it is finished; returns whether it is now.
+        """Runs one command from the repository's folder unless it has succeeded before; returns whether it succeeded.
 
-        A command that another worker is running is waited for.
+        Waits if another worker is running the command.
         """
         with self._locks[job.name]:
             before = self.record(job)
@@ -95,7 +95,7 @@ class Jobs:
             return code == 0
 
     def _environment(self, place: int) -> dict[str, str]:
-        """The environment of a command: this Python first on the path, and its share of the cores or one GPU."""
+        """Returns the environment of a command: this Python first on the path, and a share of the cores or one GPU."""
         import torch
 
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

@@ -26,14 +26,14 @@ SAMPLER = (
     *("KL to the oracle, p_G", "KL to the oracle, p_S", "p_S minus p_G, accuracy"),
     "correlation of the estimate, all_minus_class_means",
 )
-"""Numbers of the sampling distribution and its estimates; their intervals are over seeds only."""
+"""Numbers about the sampling distribution and its estimates; their intervals are over seeds only."""
 
 
 def write_report(results: Path, study: Study) -> None:
     """Writes `report.md` and `report.png` beside the cells.
 
     Raises:
-        ConfigError: a cell is damaged, or was run under other conditions.
+        ConfigError: a cell is damaged, or its settings differ from the study's.
     """
     cells = read_cells(results, study)
     results.mkdir(parents=True, exist_ok=True)
@@ -76,12 +76,12 @@ def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> It
 
 
 def means(measured: dict[str, CellMeasure], ran: Sequence[Row], names: Sequence[str]) -> str:
-    """Returns several measures of each row."""
+    """Returns a table of several measures of each row."""
     return table(("row", *names), [[row.name, *(show(measured[name].row(row.name)) for name in names)] for row in ran])
 
 
 def effects(measured: dict[str, CellMeasure], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:
-    """Returns the differences of pairs of rows in several measures."""
+    """Returns a table of the differences between pairs of rows in several measures."""
     rows = [[row, minus, *(show(measured[name].difference(row, minus), "+") for name in names)] for row, minus in pairs]
     return table(("row", "minus", *names), rows)
 
@@ -96,7 +96,7 @@ def prediction_rows(study: Study, measured: dict[str, CellMeasure]) -> Iterator[
 
 
 def references(study: Study, cells: Cells) -> Iterator[str]:
-    """Yields the seeds that each training of the reference measured, if there was more than one.
+    """Yields a section if the reference was trained more than once: which seeds each training was crossed with.
 
     Arithmetic differs between machines, so a reference trained on another machine draws other replacements.
     """
@@ -115,7 +115,7 @@ def references(study: Study, cells: Cells) -> Iterator[str]:
 
 
 def gates(study: Study, cells: Cells) -> str:
-    """Returns the gates of every row."""
+    """Returns a table of each row's numbers for the gates, and how many of its cells pass."""
     rows = []
     for row in study.rows:
         own = [cell for (name, _), cell in cells.items() if name == row.name]
@@ -131,7 +131,7 @@ def gates(study: Study, cells: Cells) -> str:
 
 
 def costs(study: Study, cells: Cells) -> str:
-    """Returns operations, tokens, and seconds of each part of a cell, as means over its seeds."""
+    """Returns a table of each row's FLOPs, tokens and seconds per command, as means over its seeds."""
     parts = list(dict.fromkeys(job.name.split("-")[0] for cell in cells.values() for job in cell.jobs))
     rows = []
     for row in study.rows:
@@ -148,7 +148,7 @@ def costs(study: Study, cells: Cells) -> str:
 
 
 def flops(cell: CellResult) -> float:
-    """Returns the operations of a cell's pre-training: generator, heads and oracle counted."""
+    """Returns the FLOPs of a cell's pre-training, generator, heads and oracle included."""
     return cell.flops_per_token * cell.tokens
 
 
@@ -169,7 +169,7 @@ def spread(cells: Cells, row: str, number: str) -> str:
 
 
 def draw(study: Study, cells: Cells, measured: dict[str, CellMeasure], path: Path) -> None:
-    """Draws what was learned against difficulty: one row per measure, at equal tokens and at equal FLOPs."""
+    """Draws each measure against difficulty, in a row of two panels: at equal tokens and at equal FLOPs."""
     heights = [name for name in study.measures if not name.startswith(("difficulty", "own"))]
     spent = {name: flops(cell) for (name, _), cell in cells.items()}
     steps = {name: cell.tokens for (name, _), cell in cells.items()}
@@ -192,7 +192,7 @@ def draw(study: Study, cells: Cells, measured: dict[str, CellMeasure], path: Pat
 
 
 def mark(axes: Axes, across: Effect, up: Effect, number: int, label: str) -> None:
-    """Draws one row's mean with both intervals."""
+    """Draws the mean of one row of the study, with intervals in both directions."""
     if across.interval is None or up.interval is None:
         return
     (x, *xs), (y, *ys) = across.interval, up.interval

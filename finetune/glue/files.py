@@ -24,16 +24,15 @@ from foundation.config import ConfigError, counted
 
 HUB_DATASET = "nyu-mll/glue"
 AX_FILES = [f"{folder}/{name}" for folder in ("AX", "diagnostic", "MNLI") for name in ("diagnostic-full", "diagnostic")]
-"""Where downloads of GLUE leave the diagnostic set; the full file has the labels."""
+"""Possible places of the diagnostic set in a download of GLUE; the full file has the labels."""
 PROBLEMS_SHOWN = 5
 """Malformed rows shown in full; the rest are counted."""
 MALFORMED_AT_MOST = 1e-3
-"""Largest share of a file's rows. The official QQP has a few, broken in two by a line feed within a question
+"""Largest share of malformed rows. The official QQP has a few, broken in two by a line feed within a question
 (nyu-mll/GLUE-baselines #5); a file of another task, or in another layout, is malformed nearly everywhere."""
 Row = Mapping[str, Any]
 Source = tuple[str, Iterable[tuple[int, Row | str]]]
-"""Name of a file or of a split on the hub; its rows: line (or row) number, and the row by column name, or its
-problem."""
+"""Name of a file or of a split on the hub, and its rows: line number, and the row by column name or what is wrong."""
 
 
 def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData:
@@ -54,7 +53,7 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
 
 
 def missing_from(task: GlueTask, data_dir: str, split: str = "train") -> str | None:
-    """Returns why `data_dir` lacks a split of a task; `None` if it has it. The hub is assumed to have all."""
+    """Returns why `data_dir` lacks a split of a task; `None` if it has the split. The hub is assumed to have all."""
     folder = Path(data_dir) / task.name
     if _hub_dataset(data_dir) or any(map(Path.is_file, _paths(task, data_dir, split))):
         return None
@@ -65,7 +64,7 @@ def open_split(task: GlueTask, data_dir: str, split: str, *, labeled: bool = Tru
     """Opens a split's file, or a split on the hub.
 
     Raises:
-        ConfigError: the file is missing, or the hub has neither a network nor a cached copy.
+        ConfigError: the file is missing, or the hub cannot be reached and no copy is cached.
     """
     if dataset := _hub_dataset(data_dir):
         return open_on_hub(task, dataset, split)
@@ -81,13 +80,13 @@ def _hub_dataset(data_dir: str) -> str | None:
 
 
 def _paths(task: GlueTask, data_dir: str, split: str) -> list[Path]:
-    """Returns where a split's file may be."""
+    """Returns the possible paths of a split's file."""
     names = AX_FILES if task is AX else [f"{task.name}/{split}"]
     return [Path(data_dir) / f"{name}.tsv" for name in names]
 
 
 def read_rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:
-    """Yields the number of each row of a TSV file with the row or its problem; without `header`, line 1 is the header.
+    """Yields each row of a TSV file, or what is wrong with it, and its line number; if `header` is None, line 1 is it.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -111,7 +110,7 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
     """Opens a split of a hub dataset laid out as nyu-mll/glue: labels are class numbers in `task.classes`' order.
 
     Raises:
-        ConfigError: there is neither a network nor a cached copy.
+        ConfigError: the hub cannot be reached and no copy is cached.
     """
     import datasets
 
@@ -129,7 +128,7 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
 def read(task: GlueTask, source: Source, *, labeled: bool = True) -> ExampleSet:
     """Reads the examples of a source; unless `labeled`, labels may be missing.
 
-    An example's index is GLUE's, else its place among all rows. A few malformed rows are printed and left out.
+    An example's index is GLUE's, or else its row number from 0. A few malformed rows are printed and skipped.
 
     Raises:
         ConfigError: the source cannot be read, has more malformed rows than an official file, or has no examples.
@@ -158,10 +157,10 @@ def _report(name: str, whole: int, problems: list[str]) -> None:
         raise ConfigError(
             *named,
             f"data_dir: {name}: {len(problems)} of {total} rows are malformed, expected at most 1 in"
-            f" {1 / MALFORMED_AT_MOST:,.0f}; fix them, or give the task's own file",
+            f" {1 / MALFORMED_AT_MOST:,.0f}; fix them, or give the task's official file",
         )
     if not whole:
-        raise ConfigError(f"data_dir: {name}: no examples")
+        raise ConfigError(f"data_dir: {name}: no examples; give the task's official file")
     if problems and os.environ.get("RANK", "0") == "0":
         print(
             f"{name}: {counted(len(problems), 'malformed row')} left out:",

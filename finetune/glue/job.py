@@ -34,11 +34,11 @@ from pretrain.model.encoder import Encoder
 EVALUATION_BATCH = 128
 """Dev examples per rank and forward pass; no gradients, so larger than in training."""
 CONSTANT_SPREAD = 1e-3
-"""Predictions closer together than this count as constant: a thousandth of the range of a score."""
+"""Predictions that differ by less than this count as constant: a thousandth of the range of a score."""
 
 
 def _correlation(measure: Callable, target: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the correlation by `measure`, or 0 if a side is constant, so that a collapsed run has a score too."""
+    """Returns the correlation by `measure`; 0 if targets or predictions are constant, as in a collapsed run."""
     return 0.0 if np.ptp(predicted) == 0 or np.ptp(target) == 0 else measure(target, predicted).statistic
 
 
@@ -49,7 +49,7 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": partial(_correlation, scipy.stats.pearsonr),
     "spearman": partial(_correlation, scipy.stats.spearmanr),
 }
-"""Targets and predictions [examples] -> a number in [-1, 1]."""
+"""Metrics by name: functions of targets and predictions [examples] with a value in [-1, 1]."""
 
 
 class SequenceClassifier(nn.Module):
@@ -78,9 +78,9 @@ class SequenceClassifier(nn.Module):
 
 
 def as_two_layers(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
-    """Returns weights of the head `hf` that compute one dense layer, since GELU(z) - GELU(-z) = z.
+    """Returns weights with which the two-layer head `hf` computes one dense layer z, as GELU(z) - GELU(-z) = z.
 
-    The first layer computes z and -z of every output, padded with zeros; the second takes their difference.
+    The first layer computes z and -z for every output, padded with zeros; the second takes the difference.
     """
     outputs, size = weight_CH.shape
     rest_XH, rest_X = weight_CH.new_zeros(size - 2 * outputs, size), bias_C.new_zeros(size - 2 * outputs)
@@ -95,7 +95,7 @@ def as_two_layers(weight_CH: Tensor, bias_C: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class GlueJob(Job):
-    """A GLUE task with its tokenized examples; `tests` are keyed by the path of their predictions in the run's folder.
+    """A GLUE task with its tokenized examples; `tests` is keyed by the file for their predictions in the run's folder.
 
     Targets and predictions of a regression are fractions of the highest score.
     """
@@ -109,7 +109,7 @@ class GlueJob(Job):
         return SequenceClassifier(encoder, len(self.task.classes) or 1, self.settings.head)
 
     def losses(self, output_BC: Tensor, batch: Batch) -> Tensor:
-        """Loss of each example: squared error for a regression's one output, cross-entropy for classes."""
+        """Returns the loss of each example [B]: squared error for regression, cross-entropy for classes."""
         if not self.task.classes:
             return (output_BC[:, 0] - batch.target_B).square()
         return F.cross_entropy(output_BC, batch.target_B.long(), reduction="none")
@@ -157,7 +157,7 @@ class GlueJob(Job):
         )
 
     def predict(self, features: Features, model: nn.Module, world: World) -> np.ndarray:
-        """Returns the prediction for every example, in order, on every rank; a diverged model's are 0."""
+        """Returns the prediction for every example, in order, on every rank; 0 where a diverged model outputs NaN."""
         outputs = self.outputs(features, model, world)
         if self.task.classes:
             return outputs.argmax(axis=1).astype(float)
@@ -186,7 +186,7 @@ def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfi
 
 
 def tokenize_examples(examples: Sequence[Example], tokenizer: Any, max_length: int) -> Features:
-    """Tokenizes the examples, each a text or a pair; pieces are cut from the end of the longer text if needed."""
+    """Tokenizes the examples, each a text or a pair; truncates the longer text if they exceed `max_length`."""
     columns = [list(column) for column in zip(*(example.texts for example in examples), strict=True)]
     encoded = tokenizer(
         *columns,
@@ -202,7 +202,7 @@ def select(options: GlueOptions) -> list[GlueTask]:
     """Returns the tasks named or, for `all`, the tasks in the data folder; prints a line per missing task.
 
     Raises:
-        ConfigError: a name is not a task's, or `all` was given, but the folder has none of the tasks.
+        ConfigError: a name is unknown, or `all` was given, but the folder has none of the tasks.
     """
     tasks = select_tasks(options.task)
     if "all" not in map(str.lower, options.task):
@@ -216,7 +216,7 @@ def select(options: GlueOptions) -> list[GlueTask]:
 
 
 def load(options: GlueOptions) -> Iterator[LoadedTask]:
-    """Returns the selected tasks; each one's files are read when it is asked for.
+    """Yields the selected tasks; reads the files of each task only when it is reached.
 
     Raises:
         ConfigError: as `select` and `load_task`.
@@ -236,7 +236,7 @@ def score(names: Iterable[str], target: np.ndarray, predicted: np.ndarray) -> di
 
 
 def submission(task: GlueTask, indices: Iterable[str], predicted: np.ndarray) -> str:
-    """Returns a submission as TSV: class numbers become GLUE's label names; fractions become scores."""
+    """Returns predictions in GLUE's submission format (TSV): class numbers as label names, fractions as scores."""
     labels = [
         task.classes[int(value)] if task.classes else f"{task.max_score * min(max(value, 0.0), 1.0):.3f}"
         for value in predicted.tolist()

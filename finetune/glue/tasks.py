@@ -11,9 +11,9 @@ from finetune.running.records import Task, answers_folder, sha256_of
 from foundation.config import ConfigError, one_of
 
 HUB_UNLABELED = -1
-"""The hub's label for examples without one."""
+"""The hub's label for unlabeled examples."""
 INDEX_COLUMNS = ("index", "idx", "id")
-"""Names of an example's number: in GLUE's TSV files, on the hub, in GLUE's QQP."""
+"""Column names of an example's index: in GLUE's TSV files, on the hub, in GLUE's QQP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +25,19 @@ class GlueTask(Task):
     classes: tuple[str, ...] = ("0", "1")
     """The files' labels in the order of the hub's class numbers; empty for a regression."""
     labels: tuple[str, ...] = ()
-    """The hub's names of the classes, in the same order, if the files have only numbers."""
+    """The classes' names on the hub, in the same order, if the files have only numbers."""
     max_score: float = 0.0
     """Regression: scores lie in [0, max_score] and are divided by it (as google-research/electra)."""
     submissions: tuple[tuple[str, str], ...] = ()
-    """Test splits by file stem, and the file of GLUE's submission format each goes into; TASK.tsv unless named."""
+    """Pairs of a test split and the file name of its submission; empty means test and TASK.tsv."""
     header: tuple[str, ...] | None = None
-    """Column names of training and dev files without a header line."""
+    """Column names, if training and dev files have no header line."""
     hub_text_columns: tuple[str, ...] | None = None
-    """The hub's names of the text columns where they differ from the files'."""
+    """Names of the text columns on the hub, if they differ from the files'."""
 
     @property
     def test_files(self) -> dict[str, str]:
-        """The name of the submission's file for each test split."""
+        """Returns the file name of the submission for each test split."""
         return dict(self.submissions or (("test", f"{self.name}.tsv"),))
 
 
@@ -133,7 +133,7 @@ class ExampleSet(NamedTuple):
     """Examples in order, and GLUE's index of each."""
 
     task: GlueTask
-    """The task that they are read and scored by: AX for the diagnostic set."""
+    """The task of the examples; for the diagnostic set AX, not MNLI."""
     indices: list[str]
     examples: list[Example]
 
@@ -147,11 +147,11 @@ class TaskData(NamedTuple):
     """Test sets by submission file; most have no labels."""
 
     def fingerprint(self) -> str:
-        """SHA-256 over every training and dev example, wherever they were read from."""
+        """Returns the SHA-256 over all training and dev examples; the same from files and from the hub."""
         return sha256_of(chain(self.train, *self.dev.values()))
 
     def tests_by_path(self) -> dict[str, ExampleSet]:
-        """The test sets by the path of their predictions in a run's folder."""
+        """Returns the test sets, keyed by the path of their predictions in a run's folder."""
         folder = answers_folder((file, tests.indices, tests.examples) for file, tests in self.tests.items())
         return {f"{folder}/{file}": tests for file, tests in self.tests.items()}
 
@@ -162,10 +162,10 @@ def tasks_predicted_with(task: GlueTask) -> tuple[GlueTask, ...]:
 
 
 def select_tasks(names: Iterable[str]) -> list[GlueTask]:
-    """Returns the tasks of these names, upper or lower case; `all` means every task.
+    """Returns the tasks with these names, upper or lower case; `all` means every task.
 
     Raises:
-        ConfigError: a name is not a task's.
+        ConfigError: a name is unknown.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
     names = list(names)
@@ -176,7 +176,7 @@ def select_tasks(names: Iterable[str]) -> list[GlueTask]:
 
 
 def read_example(row: Mapping[str, Any], task: GlueTask, *, labeled: bool = True) -> Example:
-    """Returns a row, keyed by column name, as an example; unless `labeled`, the label may be missing.
+    """Converts a row, keyed by column name, to an example; unless `labeled`, the label may be missing.
 
     Raises:
         ValueError: the row lacks a column, or a text or label is malformed.
@@ -192,7 +192,7 @@ def read_example(row: Mapping[str, Any], task: GlueTask, *, labeled: bool = True
 
 @lru_cache
 def _columns(task: GlueTask, names: tuple[str, ...], labeled: bool) -> list[str]:
-    """Returns the columns of the texts and the label, under GLUE's names or the hub's; the label's only if present."""
+    """Returns the names of the text columns and, if present, of the label column, as `names` spells them."""
     known = {name.lower(): name for name in names}
     official = (*task.text_columns, task.label_column)
     hub = (*(task.hub_text_columns or task.text_columns), "label")
@@ -206,7 +206,7 @@ def _columns(task: GlueTask, names: tuple[str, ...], labeled: bool) -> list[str]
 def parse_label(label: Any, task: GlueTask) -> float:
     """Converts a label to `Example.target`: its class number, or its score divided by the task's highest.
 
-    A class is given by the files' name for it, or by the hub's number.
+    A class is given by its name in the files or by its number on the hub.
 
     Raises:
         ValueError: the task has no such class, or the score is out of range.

@@ -1,4 +1,4 @@
-"""Differences between every two models of a report, with their uncertainty over seeds and over examples.
+"""Differences between every two models of a report, with their uncertainty over seeds and over dev examples.
 
 Shape letters: C columns, R resamples, N examples, K classes.
 """
@@ -18,9 +18,9 @@ from foundation.config import read_object
 from foundation.stats import bounds, mean, moments, pearson, resample
 
 SIGN_ASSIGNMENTS = 2**16
-"""Most that a permutation test tries: all there are for up to 16 seeds."""
+"""Maximum sign assignments that a permutation test tries: all of them for up to 16 seeds."""
 Examples = Mapping[str, Any]
-"""A dev split in a run's `examples.json`: `predicted` and `target`, counts of matches, or scores by metric."""
+"""One dev split of a run's `examples.json`: a list per key (`predicted`, `target`, a count or a metric)."""
 
 
 class Difference(NamedTuple):
@@ -30,12 +30,12 @@ class Difference(NamedTuple):
     first: Row
     second: Row
     seeds: int
-    """Seeds that both models were run with, under their best settings."""
+    """Number of seeds that both models have under their best settings."""
     mean: float
     p: float | None
-    """p-value of the paired permutation test over seeds; none for fewer than two seeds."""
+    """p-value of the paired permutation test over seeds; `None` for fewer than two seeds."""
     interval: tuple[float, float] | None
-    """95% interval from the paired bootstrap over examples; none without predictions."""
+    """95% interval from the paired bootstrap over examples; `None` if predictions are missing."""
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
@@ -74,20 +74,20 @@ def _interval(
 
 
 def load_examples(record: RunRecord, column: Column, outputs: Sequence[Path]) -> Examples:
-    """Loads a run's answers to the examples of a column's split, columns of equal length; empty if no folder has them.
+    """Loads a run's answers to the dev examples of the column's split; empty if no folder has them.
 
-    Also empty for scores at the best threshold, which would have to be chosen again for each resample.
+    Also empty for metrics at the best threshold, which would have to be chosen again for each resample.
     """
     paths = (output / PREDICTIONS / record.run.folder_name() / EXAMPLES for output in outputs)
     found = next(filter(Path.is_file, paths), None)
-    fix = "copy it again, or remove it: the report then has no interval for its run"
+    fix = "copy the file again, or remove it to report its run without an interval"
     examples = read_object(found, "runs", fix).get(column.split, {}) if found else {}
     of_questions = column.metric.rpartition("_")[2] in examples and not column.metric.startswith("best")
     return examples if of_questions or "predicted" in examples or "matched" in examples else {}
 
 
 def permutation_p(differences: Sequence[float]) -> float:
-    """Returns the two-sided p of a paired permutation test: how often random signs give a mean as far from 0.
+    """Returns the two-sided p-value of a paired permutation test: how often random signs give a mean as far from 0.
 
     With five seeds it can be no smaller than 2/32 = .0625.
     """
@@ -110,16 +110,16 @@ def bootstrap_interval(pairs: Sequence[tuple[Examples, Examples]], metric: str) 
 
 
 def resampled(examples: Examples, metric: str) -> np.ndarray:
-    """Returns the metric on each of the shared resamples of the examples [R]; 0 where it is undefined, as the metrics.
+    """Returns the metric on each bootstrap resample of the examples [R]; 0 where it is undefined.
 
-    Resamples of Spearman's correlation keep the ranks of the full sample.
+    All runs use the same resamples. Spearman's correlation keeps the ranks of the full sample.
     """
     columns, statistic = summed(examples, metric)
     return np.nan_to_num(resample(np.stack(columns).astype(np.float64), statistic).resampled_R)
 
 
 def summed(examples: Examples, metric: str) -> tuple[Sequence[np.ndarray], Callable[[np.ndarray], np.ndarray]]:
-    """Returns columns over the examples [N], and the function of their sums that is the metric: mostly a ratio."""
+    """Returns columns over the examples [N], and the function that computes the metric from their sums."""
     arrays = {name: np.asarray(values) for name, values in examples.items()}
     if "matched" in arrays:
         totals = [arrays[name] for name in _TOTALS[metric]]
@@ -144,7 +144,7 @@ def summed(examples: Examples, metric: str) -> tuple[Sequence[np.ndarray], Calla
 
 
 def _matthews(sums_CR: np.ndarray) -> np.ndarray:
-    """Matthews correlation for any number of classes, as scikit-learn defines it."""
+    """Returns the Matthews correlation for any number of classes, as scikit-learn defines it."""
     right, total = sums_CR[:2]
     target_KR, predicted_KR = np.split(sums_CR[2:], 2)
     variances = [total**2 - (counts_KR**2).sum(0) for counts_KR in (target_KR, predicted_KR)]
@@ -152,4 +152,4 @@ def _matthews(sums_CR: np.ndarray) -> np.ndarray:
 
 
 _TOTALS = {"accuracy": ("wanted",), "recall": ("wanted",), "precision": ("found",), "f1": ("wanted", "found")}
-"""Counts in the denominator of a metric of tagged sentences."""
+"""Counts that make up the denominator of each metric of token classification."""

@@ -1,4 +1,4 @@
-"""The figure of a report: every seed a dot, or a cross if it collapsed, every median a bar, the paper's a line."""
+"""The figure of a report: a dot per seed, or a cross if it collapsed; a bar per median; a line per paper result."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from finetune.reporting.results import Cell, Row
 PAPER_STYLES = {"ELECTRA (reimplementation)": ":", "HP_Loss + Focal": "--", "HP_Dist + Focal": "-."}
 PAPER_COLORS = {"small": "black", "base": "dimgrey"}
 ACROSS = 5
-"""Panels side by side."""
+"""Maximum panels side by side."""
 LEAST_SPAN = 4
 """Smallest range of a panel, in points, so that noise does not look like a difference."""
 
@@ -46,7 +46,7 @@ def draw(rows: Sequence[Row], tables: Sequence[Table]) -> Figure:
 
 
 def _draw_cell(axes: Axes, cell: Cell, place: int, name: str, color: tuple[float, ...]) -> None:
-    """Draws the seeds and the median of a model."""
+    """Draws a model's scores and their median."""
     for score, collapsed in zip(cell.scores, cell.collapsed, strict=True):
         axes.plot(place, score, "X" if collapsed else "o", alpha=0.5, color=color, zorder=3)
     axes.plot([place - 0.4, place + 0.4], [cell.median] * 2, linewidth=2, color=color, label=name)

@@ -1,4 +1,4 @@
-"""The report's columns, each a dev split and metric of a task, and the paper's results under them.
+"""The report's columns, each a dev split and metric of a task, with the paper's results.
 
 Source: "Learning to Sample Replacements for ELECTRA Pre-Training" (Findings of ACL 2021), its results of small and of
 base models: dev sets, medians over five seeds, percent.
@@ -20,28 +20,28 @@ class Column(NamedTuple):
     split: str
     metric: str
     paper_index: int | None = None
-    """Place in the paper's rows; none for what it does not report."""
+    """Index into the paper's rows; `None` if the paper does not report it."""
 
 
 _Row = tuple[float | None, ...]
 
 
 class Table(NamedTuple):
-    """Columns that belong together, and the paper's rows under them."""
+    """Columns that belong together, and the paper's rows of results in them."""
 
     title: str
     columns: tuple[Column, ...]
     paper_rows: dict[ModelSize, dict[str, _Row]]
     whole: bool = False
-    """Shown only for models that have a score in every column."""
+    """Whether to show only models that have a score in every column."""
 
 
 PAPER_GLUE = ("MNLI-m", "MNLI-mm", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA", "STS-B")
-"""The paper's columns, under the names of GLUE's submission files."""
+"""The paper's columns, named as GLUE's submission files."""
 
 
 def _glue_columns() -> Iterator[Column]:
-    """Yields a column per dev split and metric of every GLUE task, the paper's first; MNLI brings AX."""
+    """Yields a column per dev split and metric of every GLUE task, the paper's columns first; MNLI also brings AX."""
     places = {title: place for place, title in enumerate(PAPER_GLUE)}
     titles = {task: [file.removesuffix(".tsv") for file in task.test_files.values()] for task in (*TASKS.values(), AX)}
     for task in sorted(TASKS.values(), key=lambda task: places.get(titles[task][0], len(places))):

@@ -20,7 +20,7 @@ ALL_TASKS: dict[str, Task] = {
     **tagging.TASKS,
 }
 OFFICIAL_TOLERANCE = 0.01
-"""Share by which a training set may differ from the official size: copies lack a few damaged rows."""
+"""Share by which a training set may differ from the official size, since copies lack a few damaged rows."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Cell:
 
     scores: tuple[float, ...]
     records: tuple[RunRecord, ...]
-    """The runs that scored them."""
+    """The runs behind the scores, in the same order."""
     tried: tuple[FinetuneConfig, ...]
     official_data: bool
-    """Whether it was trained on as many examples as the official file has; true of tasks without one."""
+    """Whether the training set has the official size; true for tasks without an official training file."""
 
     @property
     def collapsed(self) -> tuple[bool, ...]:
-        """True for each score whose run collapsed."""
+        """Whether each run collapsed, in the order of the scores."""
         return tuple(record.collapsed is not None for record in self.records)
 
     @property
@@ -64,18 +64,18 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
         file = path / FILE_NAME if path.is_dir() else path
         if not (found := read_records(file)):
             raise ConfigError(
-                f"runs: no results in {file}; expected the --output folder of finetune/run_glue.py or a sibling"
+                f"runs: no results in {file}; expected the --output of run_glue.py, run_squad.py or run_tagging.py"
             )
         for record in found:
             if record.run.task not in ALL_TASKS:
                 known = one_of(record.run.task, ALL_TASKS)
-                raise ConfigError(f"runs: {file}: run.task: got {shown(record.run.task)}, {known}; remove its line")
+                raise ConfigError(f"runs: {file}: run.task: got {shown(record.run.task)}, {known}; remove the line")
             records[record.run] = record
     return list(records.values())
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """Returns one row per model, trained or with random weights, in order of appearance, labeled by its first name."""
+    """Returns one row per model, trained or with random weights, in order of first appearance."""
     models: dict[tuple[str, bool], list[RunRecord]] = {}
     for record in records:
         models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
@@ -90,7 +90,7 @@ def make_rows(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def make_cell(runs: Sequence[RunRecord], column: Column) -> Cell | None:
-    """Returns the scores of the best setting among those with the most seeds, like the paper's best of its grid.
+    """Returns a model's scores under its best setting, chosen among the settings with the most seeds.
 
     Returns `None` for a model without scores in the column, such as NoAns on a dev set of answerable questions only.
 

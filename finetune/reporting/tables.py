@@ -34,7 +34,7 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
 
 
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
-    """Returns the lines of one table, with the models that belong in it."""
+    """Returns the lines of one table: our models that have its scores, then the paper's."""
     own = members(table, rows)
     shown = [[row.name, *(_show_cell(row.cells.get(column.title)) for column in table.columns)] for row in own]
     for size in dict.fromkeys(row.size for row in own):
@@ -45,7 +45,7 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
 
 
 def shown_tables(rows: Sequence[Row]) -> list[Table]:
-    """Returns the tables that some model belongs in, each with the columns that have a score."""
+    """Returns the tables that have a model to show, each with only the columns that have a score."""
     filled = {title for row in rows for title in row.cells}
     return [
         table._replace(columns=tuple(column for column in table.columns if column.title in filled))
@@ -55,7 +55,7 @@ def shown_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def members(table: Table, rows: Sequence[Row]) -> list[Row]:
-    """The models with a score in some column, or in every one."""
+    """Returns the rows with a score in at least one column; for a `whole` table, in every column."""
     enough = all if table.whole else any
     return [row for row in rows if enough(column.title in row.cells for column in table.columns)]
 
@@ -113,13 +113,13 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
         "",
         "In points: the mean over the seeds both were run with, each under its best setting (95% interval of the "
         "paired bootstrap over the dev examples, the same resamples for both; p of the two-sided paired permutation "
-        "test over seeds, with five of them never below .0625; number of seeds). Neither is corrected for the number "
-        "of differences, nor for having chosen the settings.",
+        "test over seeds, with five of them never below .0625; number of seeds). Interval and p are not corrected for "
+        "the number of differences or the choice of settings.",
     ]
 
 
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Returns the best setting of every model for each task, by the task's first column."""
+    """Returns a table of every model's best setting for each task, judged by the task's first column."""
     first_columns = {column.task: column for column in reversed(columns)}
     found = []
     for task, column in reversed(first_columns.items()):

@@ -1,4 +1,4 @@
-"""The interface of a task to a run: a model to train, a loss, scores on the dev set."""
+"""The interface between a task and its runs: a model to train, a loss, scores on the dev set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Evaluation(NamedTuple):
     """Scores and answers of a model on the dev set or on test sets."""
 
     metrics: Metrics
-    """Scores where the labels are known."""
+    """Scores of each split whose labels are known."""
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     constant: bool = False
@@ -39,7 +39,7 @@ class HuggingFaceModel(NamedTuple):
     pipeline: str
     """The task's name on Hugging Face's hub."""
     example: str
-    """Python code that uses it; `{code}` becomes the argument that allows the folder's code to run."""
+    """Python code for the model card; `{code}` is replaced by the argument that allows the folder's code to run."""
 
 
 PIPELINE = """from transformers import pipeline
@@ -47,23 +47,23 @@ PIPELINE = """from transformers import pipeline
 FOLDER = "."  # this folder, or its name on the hub
 predict = pipeline("{task}", FOLDER{{code}})
 print(predict({input}))"""
-"""Example for a model that a pipeline can serve."""
+"""Example code for a model that a Hugging Face pipeline supports."""
 
 
 def labels_of(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the names of the outputs as `config.json` holds them."""
+    """Returns the names of the outputs in the form that `config.json` needs."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """A task with its data as token ids; a kept model that predicts has no training examples."""
+    """A task with its data as token ids; without training examples if it only predicts."""
 
     task: Task
     pad_id: int
     train: Features = field(default_factory=lambda: Features([], [], []))
     train_examples: int = 0
-    """Examples as the task counts them; features may be more."""
+    """Number of training examples; one example may make several features."""
 
     @abstractmethod
     def build(self, encoder: Encoder) -> nn.Module:
@@ -78,12 +78,12 @@ class Job(ABC):
         """Scores the dev set. Collective: the ranks share the examples, and all get the result."""
 
     def predict_tests(self, model: nn.Module, world: World) -> Evaluation:
-        """Predicts the test sets that the run was given, if any. Collective."""
+        """Predicts the run's test sets, if any, and scores those with labels. Collective."""
         return Evaluation({}, {})
 
     @abstractmethod
     def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:
-        """Returns the model as one of Hugging Face's classes, with equal outputs, from the weights of its `head`."""
+        """Returns an equivalent Hugging Face model, given the weights of this model's head."""
 
     @torch.inference_mode()
     def answer_all(
@@ -95,7 +95,10 @@ class Job(ABC):
         width: int,
         answer: Callable[[Any, Batch, np.ndarray], Tensor],
     ) -> Tensor:
-        """Applies `answer` to the outputs of all batches; returns [features, width] in fp64, in order, on all ranks."""
+        """Runs the model on all features in batches, and applies `answer` to its output, the batch and its indices.
+
+        Returns the answers [features, width] in fp64, in order, on all ranks. Collective.
+        """
         answers = torch.zeros(len(features.targets), width, dtype=torch.float64, device=world.device)
         for own in shares(features, world, batch_size):
             batch = collate(features, own, self.pad_id, world.device)
@@ -108,7 +111,7 @@ class Job(ABC):
 
 
 class LoadedTask(NamedTuple):
-    """A task with its files read: all that the queue needs to know of it."""
+    """A task whose files have been read, as the queue of runs needs it."""
 
     task: Task
     data_sha256: str

@@ -54,7 +54,7 @@ def open_model(name: str) -> ModelFolder:
     """Opens an exported folder, or a stock Hugging Face ELECTRA by folder or hub name; reads no weights yet.
 
     Raises:
-        ConfigError: there is no such model, it is no ELECTRA, or it has no tokenizer that fits.
+        ConfigError: there is no such model, it is no ELECTRA, or its tokenizer is missing or does not fit.
     """
     path = find_folder(name)
     config = read_any_config(path)
@@ -70,12 +70,16 @@ def open_model(name: str) -> ModelFolder:
 
 
 def read_tokenizer_settings(path: Path) -> dict[str, Any]:
-    """Returns the settings in a folder's `tokenizer_config.json`; none if there is no such file."""
+    """Returns the settings in a folder's `tokenizer_config.json`; empty if there is no such file."""
     return read_config(path, TOKENIZER_SETTINGS) if (path / TOKENIZER_SETTINGS).is_file() else {}
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Loads the folder's own tokenizer, without running code from the folder as `AutoTokenizer` would ask to."""
+    """Loads the folder's tokenizer; unlike `AutoTokenizer`, never asks to run code from the folder.
+
+    Raises:
+        ConfigError: there is no tokenizer, or it cannot be used.
+    """
     from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
     if not any((path / name).is_file() for name in TOKENIZER_FILES):  # transformers would make up an empty one
@@ -94,22 +98,21 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def require_keepable(model: ModelFolder, keep: str) -> None:
-    """Refuses to keep fine-tuned models that have no Hugging Face form here.
+    """Checks that the model can be kept once fine-tuned, that is, saved as a Hugging Face model.
 
     Raises:
-        ConfigError: the model is a ModernBERT.
+        ConfigError: the model is a ModernBERT, and `keep` is not `none`.
     """
     if keep != "none" and not isinstance(model.config, EncoderConfig):
         raise ConfigError(
-            f"keep: got {keep} with {model.path}, a ModernBERT, whose fine-tuned heads are not exported; add"
-            " --keep none"
+            f"keep: got {keep}, but {model.path} is a ModernBERT, and fine-tuned ones cannot be saved; add --keep none"
         )
 
 
 def save_finetuned(
     folder: Path, model: ModelFolder, job: Job, record: RunRecord, weights: Mapping[str, Tensor]
 ) -> None:
-    """Writes a run's model with tokenizer, card and record; the folder appears under its name when it is complete."""
+    """Writes a run's model with tokenizer, card and record; `folder` appears only once it is complete."""
     settings = record.run.settings
     assert isinstance(model.config, EncoderConfig)  # `require_keepable`
     config = dataclasses.replace(
@@ -136,7 +139,7 @@ def save_finetuned(
 
 
 def card(made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
-    """Returns the model card."""
+    """Returns the model card in Markdown; `carried` says whether the folder holds the model's code."""
     run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
     code = ", trust_remote_code=True" if carried else ""
     scores = [
@@ -172,8 +175,8 @@ Seed {run.seed}, {record.train_examples:,} training examples, after the last epo
 def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecord]:
     """Returns the records whose models are kept, among the records of one setting.
 
-    The score is the task's first metric on its first dev split after the last epoch. The median of an even number is
-    the lower of the middle two; at equal scores, the later seed counts as lower.
+    They are ranked by the task's first metric on its first dev split after the last epoch; of equal scores, the higher
+    seed ranks lower. The median of an even number is the lower of the middle two.
     """
     split, metric = task.dev_splits[0], task.metrics[0]
     ranked = sorted(records, key=lambda record: (record.last[split][metric], -record.run.seed))
@@ -182,10 +185,10 @@ def choose(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecor
 
 
 def keep_models(output: Path, keep: str, runs: Sequence[RunIdentity], tasks: Mapping[str, Task]) -> Iterator[str]:
-    """Keeps the chosen models of each setting of `runs` whose seeds are done, and removes its other candidates.
+    """For each setting of `runs` whose seeds are all done, keeps the chosen models and removes the others.
 
-    A setting waits while another process works on its task, since that launch may be adding seeds. Yields a line for
-    each model that is kept, or that should be and is missing.
+    Skips a setting while another process works on its task, since that launch may add seeds. Yields a line for each
+    model that is kept, or that should be kept but is missing.
     """
     done = {record.run: record for record in read_records(output / FILE_NAME)}
     for setting in dict.fromkeys(map(without_seed, runs)):
@@ -203,12 +206,12 @@ def keep_models(output: Path, keep: str, runs: Sequence[RunIdentity], tasks: Map
                 candidate.rename(kept)
                 yield f"{which}: model kept in {kept}"
             elif not kept.exists():
-                yield f"{which}: its model was not kept when it ran; run it again with another --output"
+                yield f"{which}: no model was saved when it ran; to get one, run it again with another --output"
         for record in records:
             for folder in (output / CANDIDATES).glob(f"{record.run.folder_name()}*"):  # whole, or left by a kill
                 shutil.rmtree(folder)
 
 
 def without_seed(run: RunIdentity) -> RunIdentity:
-    """Returns the setting of a run, which all its seeds share."""
+    """Returns the run without its seed: what all seeds of its setting have in common."""
     return run.model_copy(update={"seed": None})

@@ -20,9 +20,9 @@ from foundation.files import require_file_or_folder, write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"
-"""Folder, beside the file, of all other output of runs."""
+"""Folder beside `results.jsonl` for all other output of runs."""
 EXAMPLES = "examples.json"
-"""File in a run's folder there: its answer to each dev example, for paired tests."""
+"""File in a run's subfolder of `PREDICTIONS`: its answer to each dev example, for paired tests."""
 
 Metrics = dict[str, dict[str, float]]
 """Dev split -> metric -> value, as fractions of 1."""
@@ -34,15 +34,15 @@ class Task:
 
     name: str
     metrics: tuple[str, ...] = ("accuracy",)
-    """Metrics shown while a run trains; the first chooses the best epoch."""
+    """Metrics shown while a run trains; the first one decides which epoch is best."""
     dev_splits: tuple[str, ...] = ("dev",)
-    """Splits that are scored; the first chooses the best epoch."""
+    """Splits that are scored; the first one decides which epoch is best."""
     official_examples: int | None = None
-    """Examples of the official training file, to tell it from another in the same layout; none without such a file."""
+    """Number of examples in the official training file, to recognize it; `None` if there is no official file."""
 
 
 def sha256_of(parts: Iterable[object]) -> str:
-    """Returns the SHA-256 over the `repr` of each part: equal for equal examples, wherever they were read from."""
+    """Returns the SHA-256 over the `repr` of each part: equal for equal examples, whatever files they come from."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(repr(part).encode())
@@ -50,7 +50,7 @@ def sha256_of(parts: Iterable[object]) -> str:
 
 
 def answers_folder(tests: Iterable[object]) -> str:
-    """Returns the name of the subfolder for a run's predictions on these test examples, unique to them."""
+    """Returns a subfolder name for a run's predictions on these test examples; other examples get another name."""
     return f"test-{sha256_of(tests)[:10]}"
 
 
@@ -60,7 +60,7 @@ def task_prefix(task: str) -> str:
 
 
 def kind_of(settings: Any) -> str:
-    """Returns the kind of task that the settings are for, so that only its class checks and reports them."""
+    """Returns the kind of task that the settings are for: `SQuAD`, `tagging` or `GLUE`. It decides their class."""
     values = dict(settings) if isinstance(settings, dict | FinetuneConfig) else {}
     if "stride" in values:
         return "SQuAD"
@@ -85,26 +85,26 @@ class RunIdentity(StrictConfig):
     ]
 
     def folder_name(self) -> str:
-        """Name of the folder for the run's other files, unique to the run."""
+        """Returns the name of the folder for the run's other files, unique to the run."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
         return f"{task_prefix(self.task)}{self.seed}-{digest[:10]}"
 
 
 class RunRecord(StrictConfig):
-    """One finished run: its identity, scores and circumstances; a line of `results.jsonl`."""
+    """One finished run, a line of `results.jsonl`: its identity, scores and circumstances."""
 
     run: RunIdentity
     model: FileName
     """The model's name on the command line."""
     model_size: ModelSize
-    """The size of the paper's models that it is compared with."""
+    """Size of the paper's models that the run is compared with."""
     train_examples: int
     last: Metrics
-    """Dev scores after the last epoch: what is reported."""
+    """Dev scores after the last epoch; these are reported."""
     best: Metrics
     """Dev scores after the epoch with the best first metric: optimistic, because the dev set chose it."""
     train_losses: tuple[float | None, ...]
-    """Mean loss of each epoch; none where it was not finite."""
+    """Mean loss of each epoch; `None` if it was not finite."""
     collapsed: str | None
     """Why the run counts as collapsed; every median still includes it."""
     seconds: float
@@ -114,7 +114,7 @@ class RunRecord(StrictConfig):
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """Reads the records of a file; none if it does not exist. Reports and skips a line that a kill cut short.
+    """Reads the records of a file; empty if it does not exist. Reports and skips incomplete lines, left by a kill.
 
     Raises:
         ConfigError: a complete line is not a record.
@@ -128,16 +128,16 @@ def read_records(path: Path) -> list[RunRecord]:
         try:
             values = from_json(line)
         except ValueError:
-            print(f"{source}: cut short by a kill; skipped", flush=True)
+            print(f"{source}: incomplete, as its process was killed while writing it; skipped", flush=True)
             continue
         if not isinstance(values, dict):
-            raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove it")
+            raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove the line")
         records.append(RunRecord.from_values(values, source))
     return records
 
 
 def append_record(path: Path, record: RunRecord) -> None:
-    """Appends one whole line, even while other processes append; first ends a line that a kill cut short."""
+    """Appends one line, even while other processes append; first ends an incomplete line that a kill has left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = record.model_dump_json().encode() + b"\n"
     with path.open("a+b", buffering=0) as file:
@@ -151,7 +151,7 @@ def append_record(path: Path, record: RunRecord) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Writes each value under its name: a text as it is, anything else as JSON."""
+    """Writes each value to the file of its name: text as it is, anything else as JSON."""
     for name, value in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

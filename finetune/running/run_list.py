@@ -1,4 +1,4 @@
-"""The queue of a launch: does the requested runs that are not done yet, one after another.
+"""The queue of runs: one launch does all requested runs that are not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
 from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `model_folder.py` keeps models.
@@ -52,17 +52,17 @@ Options = TypeVar("Options", bound=FinetuneOptions)
 
 
 def launch(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) -> NoReturn:
-    """Does what `run_queue` does, and ends the process."""
+    """Calls `run_queue` and ends the process with its exit code."""
     leave(run_queue(options, load))
 
 
 def run_queue(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) -> int:
     """Does the runs that the options ask for and the output folder lacks; returns the exit code.
 
-    `load` checks the names of the tasks, and reads the files of one after another when asked for them.
+    `load` checks the names of the tasks, then yields the tasks, reading the files of each when it is reached.
 
     Raises:
-        ConfigError: a wrong task, model, file or setting.
+        ConfigError: a task, model, file or setting is wrong.
     """
     if options.list_settings:
         print(list_settings(options))
@@ -81,7 +81,7 @@ class Queue:
         """Plans the runs and starts the processes.
 
         Raises:
-            ConfigError: a model, the DeepSpeed configuration or a setting does not fit.
+            ConfigError: the model, the DeepSpeed configuration or a setting does not fit.
         """
         self.options, self.output, self.model = options, options.output, model
         self.tasks = {loaded.task.name: loaded for loaded in tasks}
@@ -103,7 +103,7 @@ class Queue:
     def work(self) -> int:
         """Does every run that is neither done nor under way elsewhere; returns the process's exit code.
 
-        After each run it looks again from the first one: other processes may have released locks.
+        After each run it starts again at the first one, since other processes may have released locks.
         """
         waiting = self.unfinished()
         self.say(f"{len(waiting)} of {len(self.runs)} runs to do, results in {self.output / FILE_NAME}")
@@ -128,11 +128,11 @@ class Queue:
         return 0
 
     def unfinished(self) -> list[int]:
-        """Returns the places in `runs` of those not done; the same on every rank."""
+        """Returns the indices into `runs` of the unfinished runs; the same on every rank."""
         return self.world.share([*self.find_unfinished(self.runs)] if self.world.is_first else None)
 
     def find_unfinished(self, runs: Sequence[RunIdentity]) -> Iterator[int]:
-        """Yields the places in `runs` of the runs that lack a record in the output folder, or one of their files."""
+        """Yields the indices into `runs` of the runs that lack a record in the output folder or one of their files."""
         done = {record.run for record in read_records(self.output / FILE_NAME)}
         for place, run in enumerate(runs):
             folder = self.output / PREDICTIONS / run.folder_name()
@@ -140,7 +140,7 @@ class Queue:
                 yield place
 
     def take(self, run: RunIdentity) -> Lock | None:
-        """Takes the run's lock and returns it; `None` if another process has it or the run is done. First rank only."""
+        """Locks the run and returns the lock; `None` if another process holds it or the run is done. Rank 0 only."""
         try:
             lock = Lock(self.output / LOCKS / run.folder_name())
         except Held:
@@ -163,7 +163,7 @@ class Queue:
         return free
 
     def keep(self, runs: Sequence[RunIdentity]) -> None:
-        """Keeps the models that `--keep` names, for each setting whose seeds are all done."""
+        """For each setting whose seeds are all done, keeps the models that `--keep` selects."""
         if self.world.is_first and self.options.keep != "none":
             tasks = {name: loaded.task for name, loaded in self.tasks.items()}
             for line in keep_models(self.output, self.options.keep, runs, tasks):
@@ -173,7 +173,7 @@ class Queue:
         """Trains a run to its end and writes its record and files.
 
         Raises:
-            Stopped: on request, with everything saved.
+            Stopped: on request, after saving a checkpoint.
         """
         started = time.monotonic()
         setting = without_seed(run)
@@ -239,9 +239,9 @@ def plan_runs(options: FinetuneOptions, model: ModelFolder, loaded: LoadedTask) 
 
 
 def list_settings(options: FinetuneOptions) -> str:
-    """Returns a line for every key that `--set` takes, with its value under the other options and its meaning.
+    """Returns a line for every key of `--set`, with its meaning and its value under the given options.
 
-    A setting whose value depends on the model or the task has none.
+    A setting whose default depends on the model or the task is shown without a value.
     """
     settings = options.settings_class.model_construct(None, **options.overrides())
     file = choose(number_of("WORLD_SIZE", "1"), options.deepspeed_config).file

@@ -1,9 +1,9 @@
-"""One fine-tuning run: a task, a seed, a model -> dev scores after each epoch.
+"""One fine-tuning run: trains a model on a task with one seed, and scores the dev set after each epoch.
 
-Every rank holds all examples and takes its part of each batch; the loss is the mean over the whole batch, so
-neither the number of ranks nor the micro-batch changes what is learned. All randomness derives from (seed, batch).
-An interrupted run resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), bitwise on the
-same number of processes; the folder is removed when the run is finished.
+Every rank holds all examples and takes its part of each batch. The loss is the mean over the whole batch, so neither
+the number of ranks nor the micro-batch size changes the result. All randomness derives from (seed, batch).
+An interrupted run resumes from RUN/step-.../ (`pretrain/engine/checkpoint.py`; the step counts batches), with the same
+bits on the same number of processes; the folder is removed when the run is finished.
 """
 
 import gc
@@ -33,7 +33,7 @@ from pretrain.job.processes import World
 from pretrain.model.encoder import Encoder
 
 REPORT_SECONDS = 30.0
-"""Interval of the lines of progress within an epoch."""
+"""Minimum seconds between two lines of progress within an epoch."""
 CHECKPOINT_EVERY = 1_000
 """Batches from one checkpoint to the next."""
 
@@ -44,12 +44,12 @@ class Stopped(Exception):
 
 @dataclass
 class RunState:
-    """The state that a run resumes from besides the engine's; order and dropout follow from (seed, batch)."""
+    """What a checkpoint holds besides the engine's state; order and dropout follow from (seed, batch)."""
 
     batches: int = 0
     """Batches trained on, over all epochs."""
     updates: int = 0
-    """Batches that changed the weights: all but those with an overflow in fp16."""
+    """Batches that changed the weights: all but those skipped because fp16 overflowed."""
     loss_sum: float = 0.0
     """Sum of the losses of the unfinished epoch's examples."""
     losses: list[float | None] = field(default_factory=list)
@@ -59,12 +59,12 @@ class RunState:
 
 
 class Saving(NamedTuple):
-    """How a run is saved: where, when, and whether with its weights."""
+    """How a run saves checkpoints, and whether its outcome includes the weights."""
 
     folder: Path
     """The folder of the run's checkpoints."""
     stop: Callable[[], bool]
-    """Returns True if this rank was asked to stop; the run is then saved too."""
+    """Returns True if this rank was asked to stop; the run then saves a checkpoint and stops."""
     every: int = CHECKPOINT_EVERY
     """Batches from one checkpoint to the next."""
     weights: bool = False
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
     files: Mapping[str, Any]
     """Answers to keep: file name -> text, or a value that JSON can hold."""
     weights: Mapping[str, Tensor]
-    """The trained weights in fp32, on the first rank, if requested; none if the run diverged."""
+    """The trained weights in fp32, on the first rank; empty if not requested or if the run diverged."""
 
 
 def train(
@@ -95,11 +95,11 @@ def train(
     world: World,
     saving: Saving | None = None,
 ) -> Outcome:
-    """Trains one run, from its start or from the state that `saving` has saved. Collective.
+    """Trains one run, resuming it if `saving.folder` has a checkpoint. Collective.
 
     Raises:
         ConfigError: the model or the DeepSpeed configuration does not fit.
-        Stopped: on request, with the run saved.
+        Stopped: on request, after saving a checkpoint.
     """
     torch.manual_seed(key_of(seed, 0))
     encoder = load_encoder(
@@ -143,7 +143,7 @@ class Run:
             self.say(f"resumes after step {self.resumed}/{self.steps}")
 
     def train(self) -> Outcome:
-        """Trains all epochs, each followed by an evaluation; a loss that is not finite ends the run."""
+        """Trains and evaluates all remaining epochs; ends after an epoch whose loss is not finite."""
         state, evaluation = self.state, None
         for epoch in range(len(state.losses), self.settings.epochs):
             loss = self.train_epoch(epoch)
@@ -178,7 +178,7 @@ class Run:
         """Trains the rest of an epoch; returns the mean loss over the whole epoch.
 
         Raises:
-            Stopped: on request, with everything saved.
+            Stopped: on request, after saving a checkpoint.
         """
         self.engine.module.train()
         state, settings = self.state, self.settings
@@ -197,14 +197,14 @@ class Run:
         return loss_sum / len(self.job.train.targets)
 
     def save(self, folder: Path) -> None:
-        """Saves the run's state. Collective."""
+        """Saves a checkpoint of the run. Collective."""
         engine_state = self.engine.full_state()
         if self.world.is_first:
             save(folder, self.state.batches, engine_state, asdict(self.state), keep_last=1)
         self.engine.barrier()
 
     def update(self, chosen: np.ndarray) -> float:
-        """Makes one update on the examples `chosen`; returns the sum of their losses."""
+        """Makes one optimizer update on the examples with the indices `chosen`; returns the sum of their losses."""
         parts = self.world.world_size * self.engine.config.accumulation_steps
         rate = learning_rate(
             self.state.updates,
@@ -223,7 +223,7 @@ class Run:
         return loss_sum
 
     def losses(self, chosen: np.ndarray, parts: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields, for each of this rank's parts of a batch, the loss to differentiate and the sum over its examples."""
+        """Yields, for each of this rank's micro-batches, the loss to differentiate and the sum over its examples."""
         for part in range(self.world.rank, parts, self.world.world_size):
             torch.manual_seed(key_of(self.seed, 1, self.state.batches, part))  # dropout's only source
             batch = collate(self.job.train, chosen[part::parts], self.job.pad_id, self.world.device)
@@ -265,8 +265,8 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
 def layer_scale(name: str, num_layers: int, decay: float) -> float:
     """Returns the factor on the learning rate of the parameter `name`: `decay` to the power of its depth.
 
-    Exact: with 12 layers and decay .8 the head learns at 1, the top layer at .8, the bottom layer at .8^12 = .0687, the
-    embeddings at .8^13 = .0550, and so does what lies below all layers or is shared by them. (google-research/electra
+    With 12 layers and decay .8 it is 1 for the head, .8 for the top layer, .8^12 = .0687 for the bottom layer, and
+    .8^13 = .0550 for the embeddings and any parameter below all layers or shared by them. (google-research/electra
     skips a depth below the head: `model/optimization.py`, its issues 51 and 64.)
     """
     if name.startswith("head."):

@@ -1,4 +1,4 @@
-"""SQuAD questions -> windows of token ids, and spans of word pieces -> the original text.
+"""Converts SQuAD questions to windows of token ids, and spans of word pieces back to the original text.
 
 A window is [CLS] question [SEP] part of the paragraph [SEP]. Windows start `stride` pieces apart and together cover the
 whole paragraph; google-research/electra's `qa_tasks.py` (after BERT's `run_squad.py`) sets the rules.
@@ -16,9 +16,9 @@ from finetune.squad.files import SquadFile
 from finetune.tokens import Features
 
 MARKS = regex.compile(r"\p{Mn}*")
-"""Combining marks."""
+"""Matches Unicode's combining marks."""
 TEXTS_AT_ONCE = 1_000
-"""Texts tokenized per call: the offsets are Python objects, ten times the size of the arrays made of them."""
+"""Texts tokenized per call. Few, as the tokenizer's offsets take ten times the memory of the resulting arrays."""
 
 
 class Pieces(NamedTuple):
@@ -34,7 +34,7 @@ class Pieces(NamedTuple):
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def text(self, original: str, first: int, last: int) -> str:
-        """Returns the part of `original` from piece `first` to piece `last`."""
+        """Returns the part of `original` from piece `first` through piece `last`."""
         return original[self.begin[first] : self.end[last]]
 
 
@@ -42,17 +42,17 @@ class Window(NamedTuple):
     """A part of a paragraph that a model sees at once."""
 
     question: int
-    """Place of its question in the file."""
+    """Index of its question in the file."""
     pieces: range
-    """The paragraph's pieces that it holds."""
+    """Range of the paragraph's word pieces in the window."""
     position: int
-    """Position of the first of them in the input."""
+    """Position of the first of these pieces in the input."""
     best: np.ndarray
-    """Whether each piece has more context here than in any other window; an answer may start at it only if so."""
+    """Whether each piece has most context in this window; an answer may start only at such a piece."""
 
 
 class Windows(NamedTuple):
-    """The windows of a file. Targets are (start, end, unanswerable): positions in the input, 0 ([CLS]) for neither."""
+    """The windows of a file. Targets are (start, end, unanswerable): start and end positions, 0 ([CLS]) for none."""
 
     windows: list[Window]
     features: Features
@@ -60,7 +60,7 @@ class Windows(NamedTuple):
 
 
 def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
-    """Yields the word pieces of each text, with their places in it.
+    """Yields the word pieces of each text with their character offsets.
 
     A combining mark, which the tokenizer drops, belongs to the piece before it.
     """
@@ -74,7 +74,7 @@ def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
 
 
 def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
-    """Returns ranges of at most `capacity` that start `stride` apart and cover range(size); one if `size` is 0."""
+    """Returns ranges of at most `capacity` that start `stride` apart and cover range(size); at least one range."""
     starts = [0]
     while starts[-1] + capacity < size:
         starts.append(starts[-1] + min(stride, capacity))
@@ -82,9 +82,9 @@ def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
 
 
 def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
-    """Returns the index of the window in which each piece has most context; a tie goes to the first.
+    """Returns, for each piece, the index of the window in which it has most context; a tie goes to the first window.
 
-    Context is the smaller of the numbers of pieces to its left and right, plus a hundredth of the window's length.
+    Context is the number of pieces to the left or right, whichever is smaller, plus .01 times the window's length.
     """
     piece = np.arange(size)
     context = [
@@ -99,7 +99,7 @@ def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:
 
 
 def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, training: bool) -> Windows:
-    """Returns the windows of every question; in training, with its first answer as their targets."""
+    """Returns the windows of every question; for training, the first answer is their target."""
     paragraphs = list(cut_into_pieces(file.paragraphs, tokenizer))
     made = Windows([], Features([], [], []), paragraphs)
     texts = [question.text for question in file.questions]
@@ -123,9 +123,9 @@ def make_windows(file: SquadFile, tokenizer: Any, settings: SquadConfig, *, trai
 def target(
     window: Window, span: tuple[int, int] | None, unanswerable: bool, settings: SquadConfig
 ) -> tuple[int, int, bool]:
-    """Returns (start, end, unanswerable) of a window whose question the paragraph's pieces `span` answer.
+    """Returns a window's target (start, end, unanswerable), given the answer's first and last piece in the paragraph.
 
-    A window that does not hold the whole answer points to [CLS], and counts as answerable or not as the settings say.
+    In a window without the whole answer, start and end are [CLS]; `unanswerable` then depends on the settings.
     """
     if span and span[0] in window.pieces and span[1] in window.pieces:
         shift = window.position - window.pieces.start

@@ -64,14 +64,14 @@ class SquadData(NamedTuple):
     dev: SquadFile
 
     def fingerprint(self) -> str:
-        """SHA-256 over every paragraph and question: runs with the same one saw the same data."""
+        """Returns the SHA-256 over all paragraphs and questions: equal for equal data."""
         return sha256_of(chain.from_iterable((*file.paragraphs, *file.questions) for file in self))
 
 
 def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
     """Reads the version's two files in `data_dir`.
 
-    A misplaced answer is refused in the training file only; scoring uses only the answers' text.
+    An answer that is not at its stated place is an error in the training file only; the dev file's places are not used.
 
     Raises:
         ConfigError: a file is missing or malformed.
@@ -117,7 +117,7 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
 
 
 def parse_squad(content: bytes, source: str, *, labeled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """Parses the content of a SQuAD file; unless `labeled`, without the answers. Errors begin with `source`."""
+    """Parses the content of a SQuAD file; unless `labeled`, ignores the answers. Errors begin with `source`."""
     try:
         layout = _File.model_validate_json(content)
     except ValidationError as error:
@@ -140,14 +140,17 @@ def _contradictions(entries: list[_Entry], labeled: bool, has_unanswerable: bool
             yield f"question {identifier}: its id is listed {times} times, expected once"
     for entry in entries if labeled else ():
         if entry.answers is None:
-            yield f"question {entry.id}: no answers"
+            yield f"question {entry.id}: no field answers, expected a list"
             continue
         if entry.is_impossible == bool(entry.answers):
-            yield f"question {entry.id}: is_impossible is {entry.is_impossible} with {len(entry.answers)} answers"
+            yield (
+                f"question {entry.id}: is_impossible is {entry.is_impossible} with {len(entry.answers)} answers;"
+                " expected True without answers, else False"
+            )
         elif not entry.answers and not has_unanswerable:
-            yield f"question {entry.id}: no answer, expected one in SQuAD 1.1; leave it out"
+            yield f"question {entry.id}: no answer, expected one in SQuAD 1.1; remove it"
         if any(not answer.text.strip() for answer in entry.answers):
-            yield f"question {entry.id}: an answer without text"
+            yield f"question {entry.id}: an answer has no text; give its text"
 
 
 def _refuse(source: str, problems: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
-"""The head for SQuAD: start; end given the start; whether there is an answer.
+"""The head for SQuAD: scores starts, ends given a start, and whether there is an answer.
 
-google-research/electra's (`finetune/qa/qa_tasks.py`) is XLNet's with other settings (`presets.HEAD_KINDS`).
+google-research/electra (`finetune/qa/qa_tasks.py`) uses XLNet's head with other settings (`presets.HEAD_KINDS`).
 Shape letters: B batch, L length, H hidden size, K beam, X size of a hidden layer.
 """
 
@@ -20,7 +20,7 @@ UNANSWERABLE_WEIGHT = 0.5  # of the answerability loss: google-research/electra 
 
 
 class SpanLogits(NamedTuple):
-    """A batch's logits in training, fp32; the ends are scored given the true start."""
+    """A batch's logits in training, in fp32; ends are scored given the true start."""
 
     start_BL: Tensor
     end_BL: Tensor
@@ -28,7 +28,7 @@ class SpanLogits(NamedTuple):
 
 
 class SpanBeams(NamedTuple):
-    """A batch's output in prediction: the likeliest starts, the likeliest ends given each, log-probabilities."""
+    """A batch's output in prediction: the likeliest starts, the likeliest ends for each, and log-probabilities."""
 
     start_BK: Tensor
     start_log_p_BK: Tensor
@@ -38,9 +38,9 @@ class SpanBeams(NamedTuple):
 
 
 class PairScorer(nn.Module):
-    """One logit per pair of states: dense layer over both, activation, optional LayerNorm, dropout, dense layer.
+    """Maps pairs of states to a logit: dense layer over both, activation, optional LayerNorm, dropout, dense layer.
 
-    The first layer's matrix is kept in two halves, so that pairing one state with many copies nothing.
+    The first layer's matrix is stored in two halves, so that pairing one state with many copies nothing.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PairScorer(nn.Module):
         initialize(kind, self.logit)
 
     def forward(self, first_H: Tensor, second_H: Tensor) -> Tensor:
-        """Maps states [..., H], whose leading dimensions broadcast, to logits [...] in fp32."""
+        """Maps two tensors of states [..., H], whose leading dimensions broadcast, to logits [...] in fp32."""
         mixed_X = self.LayerNorm(self.activation(self.first(first_H) + self.second(second_H)))
         return self.logit(self.dropout(mixed_X)).squeeze(-1).float()
 
@@ -77,7 +77,7 @@ class SpanHead(nn.Module):
         )
 
     def forward(self, hidden_BLH: Tensor, allowed_BL: Tensor, true_start_B: Tensor | None) -> SpanLogits | SpanBeams:
-        """Returns training logits if the true start is given, else beams. Positions not allowed have probability 0."""
+        """Returns logits if given the true starts (training), else beams. Disallowed positions have probability 0."""
         start_BL = self.start(hidden_BLH).squeeze(-1).float().masked_fill(~allowed_BL, -math.inf)
         likely_BH = torch.einsum("bl,blh->bh", start_BL.softmax(1).to(hidden_BLH.dtype), hidden_BLH)
         unanswerable_B = self.unanswerable(hidden_BLH[:, 0], likely_BH)
@@ -90,14 +90,14 @@ class SpanHead(nn.Module):
         return SpanBeams(start_BK, start_log_p_BK, end_BKK, end_log_p_BKK, unanswerable_B)
 
     def ends(self, hidden_BLH: Tensor, allowed_BL: Tensor, start_BK: Tensor) -> Tensor:
-        """Returns the logits of every end given each start [B, K, L]."""
+        """Returns the logits [B, K, L] of all ends given each start."""
         state_BKH = torch.take_along_dim(hidden_BLH, start_BK[:, :, None], dim=1)
         end_BKL = self.end(state_BKH[:, :, None], hidden_BLH[:, None])
         return end_BKL.masked_fill(~allowed_BL[:, None], -math.inf)
 
 
 class QuestionAnswerer(nn.Module):
-    """The model for SQuAD: encoder and span head; targets as in `features.Windows`."""
+    """The model for SQuAD: encoder and span head; targets are those of `features.Windows`."""
 
     def __init__(self, encoder: Encoder, kind: HeadKind) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class QuestionAnswerer(nn.Module):
         self.head = SpanHead(encoder.config.hidden_size, kind, encoder.config.hidden_dropout_prob)
 
     def forward(self, batch: Batch) -> SpanLogits | SpanBeams:
-        """Returns logits in training, beams in evaluation. A span lies in the second segment or is [CLS]."""
+        """Returns logits in training, beams in evaluation. Spans lie in the paragraph or are [CLS]."""
         allowed_BL = batch.token_type_ids_BL.bool()
         if not self.last_separator:
             last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
@@ -117,7 +117,7 @@ class QuestionAnswerer(nn.Module):
 
 
 def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
-    """Returns each window's loss [B]: the mean of start's and end's, plus half of answerability's."""
+    """Returns each window's loss [B]: the mean of the start's and end's losses, plus half the answerability loss."""
     start_B, end_B, unanswerable_B = target_B3.unbind(1)
     start_loss_B = F.cross_entropy(logits.start_BL, start_B.long(), reduction="none")
     end_loss_B = F.cross_entropy(logits.end_BL, end_B.long(), reduction="none")
@@ -126,7 +126,7 @@ def span_losses(logits: SpanLogits, target_B3: Tensor) -> Tensor:
 
 
 def initialize(kind: HeadKind, *layers: nn.Linear) -> None:
-    """Initializes layers as the parts of one matrix, side by side; biases start at 0."""
+    """Initializes the layers' weights as if their matrices were one, side by side; biases are 0."""
     limit = math.sqrt(6 / (sum(layer.in_features for layer in layers) + layers[0].out_features))
     for layer in layers:
         if kind.initializer_range:

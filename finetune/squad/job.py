@@ -1,4 +1,4 @@
-"""SQuAD as a job: from windows to each question's best answers, in the words of its paragraph, and scores.
+"""SQuAD as a job: predicts the best answers to each question, as text of its paragraph, and scores them.
 
 Shape letters: B windows of a batch, W windows of a file, L length, K beam, N best spans.
 """
@@ -29,7 +29,7 @@ from pretrain.model.encoder import Encoder
 EVALUATION_BATCH = 32
 """Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
 ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
-"""Files with the answers to a file's questions."""
+"""Files with the answers to the dev questions: final answers, unanswerable logits, n-best lists."""
 EXAMPLE = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -43,7 +43,7 @@ start, end = output.start_top_index[0, 0], output.end_top_index[0, 0]
 print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]), output.cls_logits)  # positive: no answer"""
 
 Candidates = list[dict[str, Any]]
-"""Answers to a question, best first: text, probability (the share among them), score (log-probability of the span)."""
+"""Answers to a question, best first; keys: text, score (log-probability), probability (over these answers)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class SquadJob(Job):
         return HuggingFaceModel(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE)
 
     def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
-        """Returns each of `ANSWER_FILES`; final answers are empty if the null score exceeds the threshold."""
+        """Returns the content of `ANSWER_FILES`; a final answer is empty if its null score exceeds the threshold."""
         threshold = NULL_THRESHOLD if self.task.has_unanswerable else math.inf
         final = {name: "" if null_scores[name] > threshold else text for name, text in texts(candidates).items()}
         return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
@@ -97,7 +97,7 @@ class SquadJob(Job):
     def answer(
         self, file: SquadFile, windows: Windows, model: nn.Module, world: World
     ) -> tuple[dict[str, Candidates], dict[str, float]]:
-        """Returns each question's best answers and the least answerability logit of its windows by id, on all ranks."""
+        """Returns each question's best answers and its windows' lowest unanswerable logit, both by id, on all ranks."""
         spans_WN3, null_W = self.predict(windows, model, world)
         counts = np.bincount([window.question for window in windows.windows]).tolist()
         candidates, null_scores = {}, {}
@@ -108,7 +108,7 @@ class SquadJob(Job):
         return candidates, null_scores
 
     def predict(self, windows: Windows, model: nn.Module, world: World) -> tuple[Tensor, Tensor]:
-        """Returns the best spans and answerability logit of every window, in order, on every rank."""
+        """Returns every window's best spans [W, N, 3] and unanswerable logit [W], on every rank."""
         max_answer, n_best = self.kind.max_answer, self.kind.n_best
 
         def answer(beams: SpanBeams, batch: Batch, own: np.ndarray) -> Tensor:
@@ -122,7 +122,7 @@ class SquadJob(Job):
 
 
 def make_job(version: SquadVersion, data: SquadData, tokenizer: Any, settings: SquadConfig) -> SquadJob:
-    """Cuts the files into windows; returns them as a job."""
+    """Cuts the paragraphs of both files into windows; returns them as a job."""
     return SquadJob(
         task=version,
         settings=settings,
@@ -135,19 +135,20 @@ def make_job(version: SquadVersion, data: SquadData, tokenizer: Any, settings: S
 
 
 def fractions(scores: dict[str, float]) -> dict[str, float]:
-    """Returns the official metrics that are scores, as fractions of 1."""
+    """Returns the official metrics without counts and thresholds, as fractions of 1."""
     return {name: value / 100 for name, value in scores.items() if not name.endswith(("total", "thresh"))}
 
 
 def texts(candidates: Mapping[str, Candidates]) -> dict[str, str]:
-    """Returns the best answer to each question, empty where there is none."""
+    """Returns the text of the best answer to each question; empty if there is none."""
     return {name: found[0]["text"] if found else "" for name, found in candidates.items()}
 
 
 def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_answer: int, n_best: int) -> Tensor:
-    """Returns each window's best spans [B, N, 3]: score, first and last piece; score -inf if there are fewer than N.
+    """Returns each window's best spans [B, N, 3]: score, first and last piece. Missing spans have score -inf.
 
-    A span starts where its window gives most context, ends in the paragraph, and has at most `max_answer` pieces.
+    A span starts at a piece that has most context in this window, ends in the paragraph, and has at most `max_answer`
+    pieces.
     """
     device = beams.start_BK.device
     opens_BL = torch.zeros(len(windows), length, dtype=torch.bool)
@@ -176,7 +177,7 @@ def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_ans
 
 
 def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candidates:
-    """Returns the best answers among the spans [..., 3] of all windows of a question, each text once."""
+    """Returns the best answers among the spans [..., 3] of all windows of a question, without duplicate texts."""
     found = [
         (score, int(first), int(last)) for score, first, last in spans.reshape(-1, 3).tolist() if score > -math.inf
     ]
@@ -192,7 +193,7 @@ def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candida
 
 
 def load(options: SquadOptions) -> Iterator[LoadedTask]:
-    """Yields the chosen release, whose files are read then.
+    """Reads the files of the chosen SQuAD release; yields it as a task.
 
     Raises:
         ConfigError: as `load_squad`.

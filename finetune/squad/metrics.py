@@ -1,8 +1,8 @@
-"""SQuAD's exact match and F1, equal to the official evaluations to the last digit.
+"""SQuAD's exact match and F1, equal to those of the official scripts to the last digit.
 
 The definitions are from Rajpurkar et al. 2016 (exact match and F1 after normalization, best over the reference
-answers) and 2018 (a question without answer is answered by the empty text; thresholds on a null score). Sums run in
-the official order and round at every addition, which `sum` of Python 3.12 and later no longer does.
+answers) and 2018 (unanswerable questions, whose right answer is the empty text; thresholds on a null score). Sums are
+in the official order and round at every addition, which `sum` of Python 3.12 and later no longer does.
 """
 
 import math
@@ -23,12 +23,12 @@ Scores = dict[str, float]
 
 
 def normalize(text: str) -> str:
-    """Returns the text lower-cased, without ASCII punctuation and articles, with single spaces; in this order."""
+    """Lower-cases a text, then removes ASCII punctuation, then articles, then extra spaces."""
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def f1(reference: str, predicted: str) -> float:
-    """F1: harmonic mean of precision and recall of the words, counted with multiplicity; without words, exact match."""
+    """Returns the F1 of the words, counted with multiplicity; exact match if a text has no words."""
     wanted, given = normalize(reference).split(), normalize(predicted).split()
     if not wanted or not given:
         return float(wanted == given)
@@ -47,9 +47,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns SQuAD 2.0's metrics, in percent and under their official names, of one predicted text per question id.
 
-    Given `null_scores`, a question whose score lies above `threshold` counts as answered by the empty text, and
-    `best_exact` and `best_f1` are the scores under the thresholds that suit each best. (1 is the official default,
-    which leaves probabilities as they are.)
+    Given `null_scores`, the answer to a question whose null score exceeds `threshold` counts as empty, and `best_exact`
+    and `best_f1` are the scores at the best threshold for each. (The official default of 1 never empties an answer if
+    null scores are probabilities.)
 
     Raises:
         KeyError: a question without a prediction.
@@ -72,9 +72,9 @@ def evaluate(
 
 
 def best_threshold(metrics: Mapping[str, float]) -> float:
-    """Returns the threshold at which `evaluate` reaches the `best_f1` that it reported.
+    """Returns the threshold that gives the `best_f1` in `metrics`, the result of `evaluate`.
 
-    If answering nothing is best, the official threshold is 0: below every probability, but not below every logit.
+    It is -inf if answering nothing is best. The official 0 would be below all probabilities, but not below all logits.
     """
     nothing_answered = 100.0 * metrics.get("NoAns_total", 0) / metrics["total"]
     return -math.inf if metrics["best_f1"] == nothing_answered else metrics["best_f1_thresh"]
@@ -95,11 +95,11 @@ def question_scores(
 ) -> dict[str, Scores]:
     """Returns exact match and F1 of each question, by metric and id.
 
-    The versions differ in reference answers that normalize to nothing, such as "a". SQuAD 2.0 drops them; where none
-    is left, the empty text is right. SQuAD 1.1's exact match takes them as they are, its F1 gives them nothing.
+    The versions treat reference answers that normalize to the empty text, such as "a", differently. SQuAD 2.0 drops
+    them; if none is left, the empty text is right. SQuAD 1.1 uses them for exact match, but not for F1.
 
     Raises:
-        KeyError: a question without a prediction.
+        KeyError: a question has no prediction.
     """
     exact, overlap = {}, {}
     for question in questions:
@@ -125,7 +125,7 @@ def _best_threshold(
 ) -> tuple[float, float]:
     """Returns the best score over all thresholds, in percent, and the lowest threshold that reaches it.
 
-    Starting from "nothing is answered", answers are added one by one in the order of their null scores.
+    Starts with no question answered, and adds the answers one by one in the order of their null scores.
     """
     current = best = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0

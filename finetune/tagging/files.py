@@ -16,10 +16,10 @@ from finetune.running.records import Task, answers_folder, sha256_of
 from foundation.config import ConfigError, one_of, shown
 
 SPLITS = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
-"""The part of a file's name that tells its split."""
+"""Parts of a file's name that identify its split."""
 CONLLU_COLUMNS, CONLLU_WORD, CONLLU_LABEL = 10, 1, 3
 DOCUMENT = "-DOCSTART-"
-"""Begins the line between two documents."""
+"""Start of the line that separates two documents."""
 OUTSIDE = "O"
 
 
@@ -28,7 +28,7 @@ class TaggingTask(Task):
     """A token classification task: every word has a label."""
 
     entities: bool
-    """Labels are IOB2 and scored by entity; otherwise by word."""
+    """Whether labels are IOB2 and scored by entity, not by word."""
 
 
 TASKS = {
@@ -55,11 +55,11 @@ class TaggingData(NamedTuple):
     test: list[Sentence]
 
     def fingerprint(self) -> str:
-        """SHA-256 over all training and dev sentences."""
+        """Returns the SHA-256 over all training and dev sentences."""
         return sha256_of(chain(self.train, self.dev))
 
     def test_answers(self) -> list[str]:
-        """Path, in a run's folder, of the predictions for the test file, if there is one."""
+        """Returns the path of the predictions for the test file in a run's folder; empty without a test file."""
         return [f"{answers_folder(self.test)}/test.conll"] if self.test else []
 
 
@@ -139,8 +139,8 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
 
 
 def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
-    """Returns a reader of CoNLL lines with the columns of the first line that is not a comment: separated by tabs if
-    it has one, otherwise by spaces.
+    """Returns a function that reads a CoNLL line. The first line that is not a comment sets the number of columns, and
+    their separator: a tab if that line has one, else spaces.
     """
     rows = (line for line in lines if line.strip(" \t") and not line.startswith(("#", DOCUMENT)))
     first = next(rows, "")
@@ -151,10 +151,10 @@ def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
 def read_conll(line: str, separator: str, width: int) -> tuple[str, str] | None:
     """Returns word and label of a line in CoNLL columns, or `None` for a comment.
 
-    A line that begins with # and has another number of columns is a comment; otherwise # is a word.
+    A line that begins with # is a comment unless it has `width` columns.
 
     Raises:
-        ValueError: another number of columns.
+        ValueError: the line does not have `width` columns, or `width` is less than 2.
     """
     columns = re.split(separator, line.strip(" "))
     if line.startswith("#") and len(columns) != width:
@@ -168,7 +168,7 @@ def read_conllu(line: str) -> tuple[str, str] | None:
     """Returns word and UPOS of a CoNLL-U line; `None` for a comment, a multiword token (1-2) or an empty node (1.1).
 
     Raises:
-        ValueError: another number of columns, no word number, or no UPOS.
+        ValueError: the line has a wrong number of columns, no word number, or no UPOS.
     """
     if line.startswith("#"):
         return None
@@ -180,15 +180,15 @@ def read_conllu(line: str) -> tuple[str, str] | None:
     if not re.fullmatch(r"\d+", columns[0]):
         raise ValueError(f"ID {shown(columns[0])}, expected a number such as 1, 1-2 or 1.1")
     if columns[CONLLU_LABEL] == "_":
-        raise ValueError("no UPOS in column 4; expected an annotated file")
+        raise ValueError("no part-of-speech tag (UPOS) in column 4; expected an annotated file")
     return columns[CONLLU_WORD], columns[CONLLU_LABEL]
 
 
 def check_iob2(label: str, previous: str) -> None:
-    """Accepts O, B-TYPE, and I-TYPE after B-TYPE or I-TYPE.
+    """Checks that a label is valid after the previous one: O, B-TYPE, or I-TYPE after B-TYPE or I-TYPE.
 
     Raises:
-        ValueError: the label is any other.
+        ValueError: the label is not valid there.
     """
     if label != OUTSIDE and not re.fullmatch("[BI]-.+", label):
         raise ValueError(f"label {shown(label)}, expected O, B-TYPE or I-TYPE (IOB2)")

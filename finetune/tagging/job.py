@@ -31,28 +31,28 @@ EVALUATION_BATCH = 128
 SPECIAL_TOKENS = 2
 """[CLS] and [SEP]."""
 MAJORITY = "label_of_words_without_pieces"
-"""Key of that label in a kept model's `config.json`."""
+"""Key in a kept model's `config.json`: the label of words without word pieces."""
 Labels = Sequence[Sequence[str]]
 """The label of each word, by sentence."""
 
 
 class TaggedFeatures(NamedTuple):
-    """Sentences, or their parts, as token ids; targets hold a class per piece: `IGNORED` but on first pieces."""
+    """Sentences, or parts of long ones, as token ids; targets are the class at a word's first piece, else `IGNORED`."""
 
     sentences: Sequence[Sentence]
     features: Features
     places: np.ndarray
-    """For each first piece, in order: the place of its word among all words."""
+    """For each word's first piece, in order: the index of the word among all words."""
 
     @property
     def words_without_pieces(self) -> int:
-        """Number of words of which the tokenizer leaves nothing, such as control characters."""
+        """Number of words for which the tokenizer gives no word piece, such as control characters."""
         return sum(len(sentence.words) for sentence in self.sentences) - len(self.places)
 
     def label_words(self, predicted: np.ndarray, classes: Sequence[str], otherwise: str) -> list[list[str]]:
-        """Returns the label of every word, by sentence, from the class of every position [features, longest feature].
+        """Returns the label of every word, by sentence; words without pieces get `otherwise`.
 
-        Words without pieces get `otherwise`.
+        `predicted` is the class of every position [features, length of the longest feature].
         """
         labels = [otherwise] * sum(len(sentence.words) for sentence in self.sentences)
         rows = zip(predicted, self.features.targets, strict=True)
@@ -64,7 +64,7 @@ class TaggedFeatures(NamedTuple):
 
 
 def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
-    """Yields ranges of words, each as many as fit in `capacity` pieces; a longer word is its own range."""
+    """Yields ranges of words that fit in `capacity` pieces, given the pieces of each; a longer word is alone."""
     first = used = 0
     for place, size in enumerate(sizes):
         if used and used + size > capacity:
@@ -80,8 +80,8 @@ def tokenize_sentences(
 ) -> TaggedFeatures:
     """Tokenizes every sentence; one longer than `max_length` becomes several parts, with each word in one part.
 
-    A word longer than a part keeps its first pieces. A label outside `classes` does not occur in the training file; its
-    target only marks the position.
+    A word longer than a part keeps only its first pieces. Labels outside `classes`, which the training file lacks, get
+    the target 0, which only marks the position.
     """
     capacity = max_length - SPECIAL_TOKENS
     encoded = tokenizer(
@@ -136,20 +136,20 @@ class TaggingJob(Job):
     classes: tuple[str, ...]
     """Labels of the training file, sorted."""
     majority: str
-    """The most frequent of them (O, for entities): the answer for words without pieces."""
+    """The most frequent label (for entities, O), which is predicted for words without pieces."""
     words_per_feature: float
-    """Mean number of words that a training feature is scored on."""
+    """Mean number of words per training feature."""
     dev: TaggedFeatures
     test: tuple[str, TaggedFeatures] | None = None
-    """Path of its predictions in the run's folder, and the sentences."""
+    """Test sentences, after the path of their predictions in the run's folder."""
 
     def build(self, encoder: Encoder) -> TokenClassifier:
         return TokenClassifier(encoder, len(self.classes))
 
     def losses(self, output_BLC: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy summed over the words of each feature, in units of the mean number of words.
+        """Returns each feature's cross-entropy [B], summed over its words, divided by the mean number of words.
 
-        So every word weighs the same in sentences of any length, and an epoch's mean is the loss per word.
+        So all words have equal weight, whatever the sentence's length, and an epoch's mean is the loss per word.
         """
         targets_BL = batch.target_B.long()
         losses_BL = F.cross_entropy(output_BLC.transpose(1, 2), targets_BL, reduction="none", ignore_index=IGNORED)
@@ -173,7 +173,7 @@ class TaggingJob(Job):
     def evaluate_split(
         self, split: str, path: str, tagged: TaggedFeatures, model: nn.Module, world: World
     ) -> Evaluation:
-        """Scores a file; its predictions go to `path` in CoNLL columns: word, label, predicted label."""
+        """Scores a split; its predictions are kept as `path`, in CoNLL columns: word, label, predicted label."""
         predicted = self.label(tagged, model, world)
         target = [list(sentence.labels) for sentence in tagged.sentences]
         blocks = (
@@ -212,7 +212,9 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
     for name, part in tagged.items() if os.environ.get("RANK", "0") == "0" else ():
         if part.words_without_pieces:
             print(
-                f"{task.name} {name}: {part.words_without_pieces} words without pieces count as {majority}", flush=True
+                f"{task.name} {name}: {part.words_without_pieces} words from which the tokenizer makes no piece are"
+                f" labeled {majority}",
+                flush=True,
             )
     return TaggingJob(
         task=task,
@@ -238,7 +240,7 @@ def score(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, flo
 def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[str, list[int]]:
     """Counts each sentence's entities or words: `wanted` in the target, `found` in the prediction, `matched` in both.
 
-    The scores follow from their sums: precision is matched / found, recall and accuracy are matched / wanted.
+    From their sums, precision is matched / found, and recall and accuracy are matched / wanted.
     """
     spans = get_entities if task.entities else enumerate
     sets = [(set(spans(wanted)), set(spans(found))) for wanted, found in zip(target, predicted, strict=True)]
@@ -250,7 +252,7 @@ def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[
 
 
 def load(options: TaggingOptions) -> Iterator[LoadedTask]:
-    """Returns the chosen task; its files are read when it is asked for.
+    """Yields the chosen task; reads its files only when it is reached.
 
     Raises:
         ConfigError: as `select_task` and `load_tagging`.

@@ -1,1 +1,1 @@
-"""Analysis of runs: the paper's evaluation as numbers, tables and figures; the doctor; run pages; model cards."""
+"""Analysis of runs: the paper's evaluation as numbers, tables and figures; health checks; run pages; model cards."""

@@ -31,12 +31,12 @@ PAPER: dict[str, Any] = {
     },
     "estimate_quality": {"pearson": {"original": 0.78, "replaced": 0.61, "all": 0.64}},
 }
-"""Paper, section 5: detection accuracy of ELECTRA under its p_G, and of HP_Loss + focal under its p_S; correlation of
-HP_Loss's estimated loss."""
+"""The paper's section 5: detection accuracy of ELECTRA under p_G and of HP_Loss + focal under p_S; correlation of
+HP_Loss's estimated with the actual loss."""
 
 
 def generator(originals: OriginalTokens) -> dict[str, ResampledStatistic]:
-    """Returns accuracy and cross-entropy (nats per position) at masked positions, of the generator or an mlm model."""
+    """Returns accuracy and cross-entropy (nats per masked position) of the generator or masked language model."""
     log_p_original, predicted, sequence = originals
     columns = (predicted, -log_p_original.astype(np.float64), np.ones(len(predicted)))
     sums_CS = sums(sequence, int(sequence[-1]) + 1, *columns)
@@ -138,8 +138,9 @@ def weighted_loss(observations: Observations) -> dict[str, ResampledStatistic]:
 
 
 def analyze(observed: Recording) -> dict[str, Any]:
-    """Returns every number of the analysis, in sections. If there is a p_S, `p_S_minus_p_G` holds the differences of
-    the sections with both distributions, paired by sequence. For a masked language model, only `generator`.
+    """Returns every number of the analysis, in sections; for a masked language model only `generator`.
+
+    If there is a p_S, `p_S_minus_p_G` holds the differences between the two distributions, paired by sequence.
     """
     of_generator: dict[str, Any] = {"generator": generator(observed.originals)}
     if not observed.under:

@@ -1,5 +1,5 @@
 """Crosses runs: each run's discriminator judges the replacements drawn by each run's sampler, at the same masked
-positions with the same uniforms (paper, appendix: each discriminator under p_G and under p_S).
+positions with the same random numbers (paper, appendix: each discriminator under p_G and under p_S).
 
 `crossing.json`:
 
@@ -61,11 +61,11 @@ class Candidate(NamedTuple):
     result: dict[str, Any]
     """The content of `metrics.json`."""
     tokens: dict[str, Tensor]
-    """The replacements it draws [S, K], by distribution; empty without a discriminator, and then it is not crossed."""
+    """The replacements that it draws [S, K], by sampling distribution; empty if the run has no discriminator."""
     detection: dict[str, dict[str, ResampledStatistic]]
-    """Detection metrics of the run's own discriminator on these replacements, by distribution."""
+    """Detection metrics of its own discriminator on these replacements, by sampling distribution."""
     sums: dict[str, np.ndarray]
-    """`sequence_sums` behind the same metrics."""
+    """`sequence_sums` of its own discriminator on these replacements, by sampling distribution."""
 
 
 class Entry(NamedTuple):
@@ -81,14 +81,14 @@ class Entry(NamedTuple):
 
     @property
     def replacements(self) -> dict[str, Any]:
-        """Identifies the replacements that it judged."""
+        """Sampler, distribution and step, which identify the replacements that the discriminator judged."""
         return {"sampler": self.sampler, "distribution": self.distribution, "step": self.step}
 
 
 def cross(
     candidates: Sequence[Candidate], read: Callable[[], Iterable[Batch]], device: torch.device
 ) -> Iterator[Entry]:
-    """Yields the detection of every discriminator on every sampler's replacements.
+    """Yields the detection metrics of every discriminator on every sampler's replacements.
 
     Only one model is in memory at a time, and only sums and resamples of the results are kept.
     """
@@ -131,7 +131,7 @@ def crossing(entries: Sequence[Entry], sequences: int) -> dict[str, Any]:
 
 
 def tables(crossed: dict[str, Any]) -> str:
-    """Returns Markdown tables: each discriminator on each sampler's replacements; differences from the first run."""
+    """Returns Markdown tables: each discriminator on each sampler's replacements; differences from the first one."""
     entries, differences = crossed["entries"], crossed["differences"]
     first = entries[0]["discriminator"]
     rows = [[*_row(entry), f"{entry['discriminator_entropy']:.4f}"] for entry in entries]

@@ -37,7 +37,7 @@ class HeldOut(NamedTuple):
     """Sequences on which the distance from the oracle is measured."""
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the first sequences of the folder, in order, each with its first mask copy."""
+        """Yields the first sequences of the folder, in order, each with the first of its prepared masks."""
         for start in range(0, self.sequences, self.batch_size):
             index = self.shards.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
             yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED)
@@ -90,7 +90,8 @@ def open_matching(folder: Path | None, description: RunDescription) -> Shards:
     """Opens the shards to evaluate on, by default the held-out part of the run's data.
 
     Raises:
-        ConfigError: there are none, their tokenizer is not the run's, or their sequences are too long for its model.
+        ConfigError: there are no such shards, their tokenizer is not the run's, or their sequences are too long for
+            the run's model.
     """
     shards = Shards(folder) if folder else open_held_out(*map(Path, description.data))
     if shards is None:
@@ -157,8 +158,9 @@ def evaluate_checkpoint(run: Path, description: RunDescription, checkpoint: Chec
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
-    """Crosses the runs at each step evaluated for all, or else, if one checkpoint of each was evaluated, these; writes
-    `crossing.json` and its figure, prints its tables.
+    """Crosses the runs at each step evaluated for all; writes `crossing.json` and its figure, prints its tables.
+
+    Without such a step, crosses the evaluated checkpoints if there is one per run.
     """
     common = set.intersection(*({part.checkpoint.step for part in parts} for parts in evaluations))
     crossed_at = [

@@ -1,4 +1,4 @@
-"""Draws the paper's figures of an evaluation, and the charts of a run's page; `save` writes every figure here."""
+"""Draws the paper's figures of an evaluation, and the charts of a run's page."""
 
 import io
 import math
@@ -22,7 +22,7 @@ PALETTE = (ORIGINAL, REPLACED, "#2e7d4f", "#7b4fa3", "#8a6d00", "#b0306a")
 """Colors of metrics, or of runs if there are several; more would be hard to distinguish."""
 DASHES = ("-", "--", ":", "-.")
 MOST_POINTS, MOST_DOTS = 400, 40
-"""Most that a line is drawn from, and most dots."""
+"""Maximum number of points in a line, and of dots for held-out text."""
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
 CORRELATED = ("original", "replaced", "all", "class_means")
 TENTHS = [f"{number / 10}" for number in range(10)]
@@ -86,7 +86,7 @@ CHARTS = {
 
 
 def draw_charts(charts: Sequence[Chart], logs: Mapping[str, Log]) -> str:
-    """Returns one SVG image of the charts for which a log, given by its run's name, has numbers; empty if none has."""
+    """Returns one SVG image of all charts with data in at least one log (by run name); empty if there is none."""
     drawn = [
         chart for chart in charts if any(_points(log, path) for log in logs.values() for path in chart.metrics.values())
     ]
@@ -104,7 +104,7 @@ def draw_charts(charts: Sequence[Chart], logs: Mapping[str, Log]) -> str:
 
 
 def _points(log: Log, path: str, kind: str = "train") -> dict[int, float]:
-    """Returns the numbers of a metric by step, in training or on held-out text; of many records evenly chosen ones."""
+    """Returns the values of a metric by step, from at most `MOST_POINTS` evenly spaced records of a kind."""
     records = getattr(log, kind)
     chosen = records[:: -max(1, -(-len(records) // MOST_POINTS))][::-1]  # counted from the newest
     values = {record["step"]: value_of(record, path) for record in chosen}
@@ -112,8 +112,9 @@ def _points(log: Log, path: str, kind: str = "train") -> dict[int, float]:
 
 
 def _draw_chart(axes: Any, chart: Chart, logs: Mapping[str, Log]) -> None:
-    """Draws lines in training and at most `MOST_DOTS` dots on held-out text. Colors distinguish metrics; if there are
-    several runs, colors distinguish these, and dashes the metrics.
+    """Draws training as lines and held-out text as at most `MOST_DOTS` dots.
+
+    Colors distinguish metrics; with several runs, colors distinguish runs and dashes distinguish metrics.
     """
     several = len(logs) > 1
     for (name, log), own in zip(logs.items(), PALETTE, strict=False):
@@ -179,7 +180,7 @@ def _draw_values(
 def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
     """Draws the paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements.
 
-    One column per set of replacements; masked positions above, all positions below; over the steps if several.
+    One column per set of replacements, masked positions above, all positions below. Several steps make lines.
     """
     entries = crossed["entries"]
     sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
@@ -208,7 +209,7 @@ def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
 
 
 def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) -> None:
-    """Draws the shares of masked positions by maximum probability, in tenths, for each (label, color, shares)."""
+    """Draws a histogram over tenths of the maximum probability for each (label, color, shares of masked positions)."""
     width = 0.9 / len(series)
     for number, (label, color, shares) in enumerate(series):
         offset = (number - (len(series) - 1) / 2) * width
@@ -242,9 +243,9 @@ def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] |
 
 
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:
-    """Writes the figure without top and right spines, cropped tightly unless `settings` say otherwise, and closes it.
+    """Writes the figure without top and right spines, and closes it; `settings` go to matplotlib's `savefig`.
 
-    The format follows the suffix of `target`, or `settings`; PNG by default.
+    By default the figure is cropped tightly, and the suffix of `target` sets the format; without a suffix, it is PNG.
     """
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)

@@ -28,29 +28,31 @@ German, Hungarian and Turkish, which that vocabulary does not fit, have 1.9, 2.3
 MOST_GAP = 0.5
 """MLM loss on held-out text minus MLM loss in training, in nats. Healthy: .03."""
 FEW_EPOCHS = 4
-"""Up to this number of epochs, a gap of the MLM loss alone is not taken for repetition: a run on few novels, with other
-authors held out, has it after 3 epochs. Up to 4 passes are nearly as good as new text (Muennighoff et al. 2023)."""
+"""Up to this number of epochs, a gap of the MLM loss alone does not count as repetition: a run on few novels, with
+other authors held out, has such a gap after 3 epochs. Up to 4 passes are nearly as good as new text (Muennighoff et al.
+2023)."""
 MOST_APART = 0.1
-"""Held-out minus training, of L_D over the entropy of the replaced share: small models overfit here first. Healthy:
-.01."""
+"""Discriminator loss over the entropy of the replaced share, on held-out text minus in training: small models overfit
+here first. Healthy: .01."""
 MOST_SPIKES, MOST_SKIPPED = 0.01, 0.02
 """Shares of the steps. Healthy: 0; fp16's dynamic loss scale, which doubles every 1,000 steps, skips .001."""
 MOST_RISEN = 0.3
 """Current MLM loss minus its lowest mean, in nats. Healthy: 0."""
 LEAST_FROM_CHANCE = 0.001
-"""Distance of the detection AUC from .5, in the best recent record after the warm-up. On the plateau it is .02 or more,
-since special tokens are recognized. At exactly .5, every token gets the same answer."""
+"""Distance of the detection AUC from .5, in the best recent record after the warm-up. It is .02 or more even on the
+plateau (see `MOST_OF_PLATEAU`), as special tokens are recognized. At exactly .5, every token gets the same answer."""
 MOST_ACCURATE, LEAST_REPLACED = 0.9, 0.1
 """Shares of the masked positions: generator accuracy, and replaced tokens. With a tenth of them replaced (.015 of all
 positions), detection has a fifth of the entropy that it has with all of them replaced."""
 LEAST_LEARNED = 0.1
 """Entropy of the word pieces minus MLM loss, in nats. Healthy, after 500 steps: .29."""
 MOST_OF_PLATEAU = 0.97
-"""L_D relative to the plateau, where it is 1 by arithmetic. Healthy, after 500 steps: .85."""
+"""Discriminator loss relative to the plateau: its value if the discriminator knows how many tokens are replaced, but
+not which. Healthy, after 500 steps: .85."""
 SPECIAL_TOKENS = 3
 """Special tokens in a sequence of two segments. They are never replaced, so the plateau is the entropy of the rest."""
 LEAST_CORRELATION = 0.1
-"""Correlation of estimated and actual loss; 0 is as good as the class mean. Healthy, after 500 steps: .29."""
+"""Correlation of estimated and actual loss; 0 means no better than the class mean. Healthy, after 500 steps: .29."""
 MOST_RATIO = 5.0
 """99th percentile of p_G/p_S, whose mean is 1: above 5, 1% of the draws have 5% of the weight. Healthy: 1.7."""
 LEAST_STEPS, WARMUPS = 500, 4
@@ -58,11 +60,11 @@ LEAST_STEPS, WARMUPS = 500, 4
 
 
 class Finding(NamedTuple):
-    """The result of one check: the problem it looks for, with evidence and remedy; valid for a healthy run too."""
+    """The result of one check, with or without a problem: what it looks for, evidence and remedy."""
 
     name: str
     verdict: str
-    """The problem in one sentence."""
+    """The problem in one sentence; true only if there is a problem."""
     evidence: str
     """Measured value, limit and steps."""
     remedy: str
@@ -79,7 +81,7 @@ class Diagnosis(NamedTuple):
 
     checked: list[Finding]
     skipped: list[str]
-    """Why the other checks could not be made."""
+    """For each check that could not be made: why."""
 
     @property
     def findings(self) -> list[Finding]:
@@ -127,10 +129,10 @@ def repetition(run: Symptoms) -> Finding:
         losses = run.mean("discriminator_loss", step) / run.mean("discriminator_entropy", step)
         apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
         measured.append(Measurement("held-out minus training L_D over entropy", apart, MOST_APART))
-        detection = f", L_D over its entropy {apart:+.3f} (the limit is {MOST_APART:+})"
+        detection = f", L_D over the entropy of the replaced share {apart:+.3f} (the limit is {MOST_APART:+})"
     differ = ""
     if gap > MOST_GAP and not any(part.beyond for part in measured):
-        differ = " This few passes memorize nothing: the held-out documents differ from the training documents."
+        differ = " So few passes memorize nothing: the held-out documents differ in kind from the training documents."
     return Finding(
         name="data repeated or unshuffled",
         verdict="The run overfits its text: the data repeats too often, or similar text comes in a row.",
@@ -184,7 +186,7 @@ def straggler(run: Symptoms) -> Finding:
         evidence=f"Data and forwards take {waiting:.0%} less time on the median rank than on the slowest one (the"
         f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
         f" {run.when()}.",
-        remedy="Check that machine for other processes, clock speed, temperature and disk, or leave it out.",
+        remedy="Check that machine for other processes, clock speed, temperature and disk, or train without it.",
         measured=(Measurement("waiting for one rank", waiting if always else 0.0, MOST_WAITING),),
     )
 
@@ -252,9 +254,9 @@ def plateau(run: Symptoms) -> Finding | None:
         name="discriminator on the plateau",
         verdict="The discriminator knows how many tokens are replaced but not which: its accuracy of"
         f' {accuracy:.0%} is what always answering "original" would score.',
-        evidence=f"L_D is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the replaced share among"
-        f" ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
-        remedy="Train on while L_D falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
+        evidence=f"The discriminator's loss is {loss:.4f} in {run.when()}, {of_plateau:.3f} of the entropy of the"
+        f" replaced share among ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
+        remedy="Train on while that loss falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
         " models with model.relative_bias_init=local and model.initializer_range=0.1.",
         measured=(Measurement("L_D over plateau", of_plateau, MOST_OF_PLATEAU),),
     )
@@ -282,7 +284,7 @@ def ratios(run: Symptoms) -> Finding | None:
     return Finding(
         name="importance ratios exploding",
         verdict="The sampling distribution is too far from the generator's: a few tokens with a huge p_G/p_S dominate"
-        " L_S.",
+        " the sampling head's loss.",
         evidence=f"One draw in a hundred has a p_G/p_S above {ratio:.3g} in {run.when()} (median {median:.3g}); the"
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
@@ -292,7 +294,7 @@ def ratios(run: Symptoms) -> Finding | None:
 
 
 Check = Callable[[Symptoms], Finding | None]
-"""Returns `None` if the objective cannot have the problem.
+"""A check; returns `None` if the run's objective cannot have the problem.
 
 Raises:
     SkippedCheck: the run's files do not allow the check.
@@ -319,10 +321,10 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         except SkippedCheck as reason:
             skipped.append(str(reason))
         except KeyError as name:
-            skipped.append(f"checks of {name.args[0]}: the run's records hold no usable number of it")
+            skipped.append(f"checks of {name.args[0]}: the run's records have no valid value of it")
         except ArithmeticError:
             name_of_check = check.__name__.replace("_", " ")
-            skipped.append(f"the check of {name_of_check}: the numbers of the run's records allow no calculation")
+            skipped.append(f"the check of {name_of_check}: the values in the run's records give no finite result")
     if left > 0:
         why = f"too early to judge: look again {counted(left, 'step')} later"
         if steps < least:

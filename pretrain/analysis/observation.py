@@ -20,7 +20,7 @@ from pretrain.method.objective import ElectraOutput, Objective
 from pretrain.training.metrics import MetricSums, summary
 
 CANDIDATES = 16
-"""Quantiles of p_G in `oracle_distance`, each one more forward of the discriminator."""
+"""Number of quantiles of p_G in `oracle_distance`; each costs a forward of the discriminator."""
 LEAST_LOSS = 1e-6
 
 
@@ -49,17 +49,17 @@ class OriginalTokens(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """Observations under one sampling distribution: one row per masked position, in `judgment` per non-pad one."""
+    """Observations under one sampling distribution: one value per masked position, except in `judgment`."""
 
     judgment: Judgment
     estimated_loss: np.ndarray
-    """L_hat of the sampled token, from the sampling head; empty if the objective has no such estimate."""
+    """The sampling head's estimate of the discriminator's loss; empty if the objective has none."""
     actual_loss: np.ndarray
-    """L_D at the same positions."""
+    """The discriminator's loss at the same positions."""
     sampled_other: np.ndarray
     """True if the sampled token differs from the original."""
     ratio: np.ndarray
-    """p_G of the sampled token over the probability it was sampled with."""
+    """p_G (the generator's probability) of the sampled token over the probability with which it was sampled."""
     largest_q: np.ndarray
     """Largest probability of the sampling distribution."""
     entropy_q: np.ndarray
@@ -76,7 +76,7 @@ class Observations(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """Predictions and judgments of a model, recorded in one pass over the data."""
+    """A model's predictions and discriminator outputs, recorded in one pass over the data."""
 
     originals: OriginalTokens
     under: dict[str, Observations]
@@ -95,7 +95,7 @@ class Recording(NamedTuple):
 
 @torch.no_grad()
 def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Recording:
-    """Runs the model in evaluation mode over the batches: once per distribution of x'."""
+    """Runs the model in evaluation mode over the batches, once per sampling distribution; returns what it recorded."""
     model.eval()
     metrics, sequences = MetricSums(device), 0
     originals: list[tuple[Tensor, ...]] = []
@@ -176,15 +176,16 @@ def _rows(like: Tensor, first_sequence: int) -> Tensor:
 def oracle_distance(
     model: Detection, batches: Iterable[Batch], device: torch.device, candidates: int = CANDIDATES
 ) -> dict[str, ResampledStatistic]:
-    """Returns the distance of each sampling distribution from the oracle's, which weights p_G by the true loss: of p_G,
-    and of p_S if the objective learns one; the other masked positions hold the tokens of its own distribution.
+    """Returns the distance of p_G, and of p_S if the objective learns one, from the oracle: p_G weighted by the true
+    discriminator loss.
 
     At one masked position the oracle draws x' in proportion to p_G(x') L_D(x'), so
 
         KL(q || oracle) = E_q[log(q / p_G) - log L_D] + log E_{p_G}[L_D]
 
-    in nats. One position per sequence is taken, chosen independently of the draws. The expectations under p_G are means
-    over quantiles of p_G; under a learned q it is the drawn token's value, so only its mean over sequences means much.
+    in nats. One position per sequence is measured, chosen independently of the draws; the other masked positions hold
+    tokens from the objective's own distribution. Expectations under p_G are means over quantiles of p_G. The
+    expectation under a learned q is the drawn token's value, so only its mean over sequences means much.
     """
     model.eval()
     parts: dict[str, list[np.ndarray]] = defaultdict(list)

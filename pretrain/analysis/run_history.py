@@ -20,9 +20,9 @@ from pretrain.training.run_log import RECORDS
 GATES = "gates.json"
 """Acceptance criteria: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
 LONGEST_WARNING = 400
-"""Characters kept of a warning."""
+"""Maximum characters shown of a warning."""
 LARGEST = 1e30
-"""Largest number drawn; axes of larger numbers overflow."""
+"""Numbers from this magnitude on are not drawn, as axes would overflow."""
 KINDS = ("train", "held_out", "example")
 _STEP = re.compile(r"step-(\d{1,15})(?:\.json)?$")
 
@@ -55,7 +55,7 @@ class History(NamedTuple):
     warnings: Counter[str]
     """Warnings in the first rank's log, with their counts."""
     held_by: str | None
-    """The command that is training there now, if any."""
+    """The command that is training in the folder now, if any."""
 
     @property
     def step(self) -> int:
@@ -121,7 +121,7 @@ def read_log(path: Path) -> Log:
 
 
 def read_starts(folder: Path) -> list[Record]:
-    """Returns the start records of a run folder, oldest first."""
+    """Returns the records of the run's starts, oldest first."""
     return _objects(map(_parsed, _lines(folder / STARTS)))
 
 
@@ -136,7 +136,7 @@ def value_of(record: Mapping[str, Any], path: str) -> float:
 
 
 def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """Returns the preset with the fewest differences from the run, and their values in preset and run."""
+    """Returns the preset most like the run, and for each differing setting its values in preset and run."""
     found = {}
     for name, preset in PRESETS.items():
         both = with_objective(preset, run.objective.name), run
@@ -160,7 +160,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _parsed(text: bytes) -> Any:
-    """Parses JSON; returns `None` if it is invalid, and for values that are not finite."""
+    """Parses JSON; `None` replaces invalid JSON and numbers that are not finite."""
 
     def finite(text: str) -> float | None:
         return value if math.isfinite(value := float(text)) else None

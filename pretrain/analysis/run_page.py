@@ -1,6 +1,6 @@
 """Writes the page of a run, or of several runs side by side: one self-contained HTML file.
 
-All text goes through Jinja's escaping: names of runs and hosts, messages and examples may contain anything.
+Jinja escapes all text, since names of runs and hosts, messages and examples may contain anything.
 """
 
 import base64
@@ -25,7 +25,7 @@ START = ("time", "step", "processes", "first_host", "device", "precision", "zero
 
 
 class Table(NamedTuple):
-    """A table of the page."""
+    """A table of the page: column names and rows."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -36,11 +36,11 @@ class RunPart(NamedTuple):
 
     history: History
     doctor: list[str]
-    """Lines of the doctor's report, or why there is none."""
+    """Lines of the health report (health.py), or why there is none."""
     preset: str
-    """The nearest preset."""
+    """The preset most like the run."""
     changed: Table
-    """The settings that differ from the nearest preset."""
+    """The settings that differ from that preset."""
     gates: Table
     starts: Table
     ends: Table
@@ -90,5 +90,5 @@ def _part(history: History) -> RunPart:
 
 
 def _table(names: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns a table of the newest records, with a column for each of their fields named."""
+    """Returns a table of the newest records, with a column per field in `names`."""
     return Table(names, [[record.get(name, "") for name in names] for record in records[-MOST_ROWS:]])

@@ -19,11 +19,11 @@ from pretrain.training.run_log import RECORDS
 RECENT = 5
 """Number of newest records to average; a single record covers few masked positions."""
 SAMPLED = 2048
-"""Sequences of text to read: the first ones of the run's training order, so folders appear by their weights."""
+"""Sequences of text to read: the first in the run's training order, so data folders appear by their weights."""
 
 
 class SkippedCheck(Exception):
-    """A check that cannot be made from the run's files; the message names it and says why."""
+    """Raised by a check that the run's files do not allow; the message names the check and says why."""
 
 
 class Measurement(NamedTuple):
@@ -47,13 +47,13 @@ class Text(NamedTuple):
     """Share of [UNK] among the word pieces."""
     pieces_per_word: float
     unigram_entropy: float
-    """Entropy of the word pieces' frequencies in nats: the cross-entropy of a model that knows only these."""
+    """Entropy of the word pieces' frequencies in nats: the cross-entropy of a model that knows only frequencies."""
     steps: int
-    """Number of training steps that read the sample."""
+    """Number of training steps that the sample covers."""
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a record that can be calculated with, by dotted name; damaged values are left out."""
+    """Returns the valid numbers of a record, by dotted name; leaves out damaged values."""
     return {name: value for name, value in flat(dict(record)) if not math.isnan(value_of({name: value}, name))}
 
 
@@ -89,7 +89,7 @@ class Symptoms:
         """Returns the mean of a metric over the recent records that have it.
 
         Raises:
-            KeyError: none has it.
+            KeyError: no recent record has the metric.
         """
         values = [record[name] for record in self.recent(until) if name in record]
         if not values:
@@ -103,7 +103,7 @@ class Symptoms:
 
     @property
     def lowest_loss(self) -> tuple[float, int]:
-        """The lowest mean MLM loss over `RECENT` consecutive records, and the last step of these."""
+        """The lowest mean MLM loss over `RECENT` consecutive records, and the step of the last of these records."""
         return min(
             (
                 fmean(record["mlm_loss"] for record in self.train[max(0, end - RECENT) : end]),
@@ -119,7 +119,7 @@ class Symptoms:
 
     @cached_property
     def text(self) -> Text:
-        """Statistics of the sequences that the run's first steps read; of remote shards, only cached ones."""
+        """Statistics of the sequences that the run read first; of remote shards, only those in the local cache."""
         description = self.description
         try:
             window = self.run.shards_per_window

@@ -27,7 +27,7 @@ from foundation.files import ROOT, file_sha256
 from foundation.machine import cores
 
 SUPERVISORS = ("supervise", "supervise.py")
-"""Endings of the supervisor's name among its first arguments."""
+"""A process is the supervisor if one of its first three arguments ends like this."""
 LINE = re.compile(r"([A-Za-z0-9_:][\w.:%@-]*)\s+slots=([1-9][0-9]{0,4})", re.ASCII)
 """A host name that ssh cannot mistake for an option, and a plausible number of slots."""
 CODE = ("electra_sampler/*.py", "foundation/**/*.py", "data_prep/**/*.py", "pretrain/**/*.py", "ds_configs/*.json")
@@ -40,7 +40,7 @@ Slots = dict[str, int]
 
 
 def launchers() -> list[psutil.Process]:
-    """Returns the processes that this rank must not outlive: its launchers on this machine, and the supervisor.
+    """Returns the processes with which this rank must end: its launchers on this machine, and the supervisor.
 
     They are the rank's parent and, under DeepSpeed, all processes with the job's arguments and their parents:
 
@@ -140,7 +140,7 @@ def require_launch(hostfile: Path) -> None:
     """Checks that as many hosts and processes were started as the hostfile has.
 
     Raises:
-        ConfigError: the hostfile is missing or wrong, or what was started differs from it.
+        ConfigError: the hostfile is missing or wrong, or the numbers of hosts and processes differ from it.
     """
     slots = read_hostfile(hostfile)
     processes, hosts = number_of("WORLD_SIZE", "1"), number_of("CROSS_SIZE", str(len(slots)))  # DeepSpeed sets both
@@ -154,7 +154,7 @@ def require_launch(hostfile: Path) -> None:
 
 def facts(data: Sequence[str]) -> dict[str, Any]:
     """Returns a description of this host: versions of code, packages and data, which must be equal on all hosts, and
-    its numbers of GPUs and cores.
+    the numbers of GPUs and cores.
     """
     manifests = {folder: Path(folder, "manifest.json") for folder in data}
     code = hashlib.sha256()
@@ -200,7 +200,7 @@ def _processors(host: Mapping[str, Any]) -> str:
 
 
 def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
-    """Asks a host by ssh; returns its `facts`, or the problem."""
+    """Returns the `facts` of another host, asked by ssh, or the problem in words."""
     program = f"import json; from pretrain.job.launcher import facts; print(json.dumps(facts({folders!r})))"
     command = f"cd {shlex.quote(str(ROOT))} && {shlex.quote(sys.executable)} -c {shlex.quote(program)}"
     ssh = ["ssh", "-n", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={REACH_SECONDS}", host, command]
@@ -220,7 +220,7 @@ def _ask(host: str, folders: list[str]) -> dict[str, Any] | str:
 
 
 def find_differences(host: str, slots: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
-    """Yields each problem that would keep a host from training with this machine, given the `facts` of both."""
+    """Yields the problems that would keep a host from training with this machine, given the `facts` of both."""
     for key, value in ours.items():
         if key not in ("gpus", "cores") and theirs.get(key) != value:
             yield f"hostfile: {host} has {key} {theirs.get(key)}, this machine {value}; make them equal"

@@ -28,8 +28,8 @@ BACKLOG = 4096
 """Pending connections that the store's socket accepts (PyTorch's value for its store)."""
 KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
 """Values for glibc's M_TRIM_THRESHOLD (bytes) and M_MMAP_MAX (blocks outside the heap), see mallopt(3): freed memory is
-kept for later tensors. By default it returns every large block to the system at once, and each step has to map and
-clear new ones: a tenth to a fifth of a small model's step (docs/evidence/speed.md)."""
+kept for later tensors. By default glibc returns large blocks to the system at once, and each step has to map and clear
+new ones, which takes a tenth to a fifth of a small model's step (docs/evidence/speed.md)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class World:
         return self.rank == 0
 
     def share(self, value: Any = None) -> Any:
-        """Returns the first rank's `value` on every rank; any JSON-serializable value. Collective."""
+        """Broadcasts the first rank's JSON-serializable `value`; returns it on every rank. Collective."""
         encoded = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
         size = torch.tensor(encoded.numel(), device=self.device)
         dist.broadcast(size, src=0)
@@ -91,7 +91,7 @@ def start_processes() -> World:
 def _meet(rank: int, world_size: int) -> Store:
     """Connects to the job's key-value store, at the address in the launcher's environment variables.
 
-    Every start has its own prefix: torchrun's store survives restarts, with the addresses of dead ranks.
+    Keys get a prefix per start, since torchrun's store survives restarts and keeps the addresses of dead ranks.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself serves the store
         store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
@@ -112,9 +112,10 @@ def _meet(rank: int, world_size: int) -> Store:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Opens the listening socket of the job's store: on the interface with this address, if it is one, else on all.
+    """Opens the listening socket of the job's store: on the interface with this IPv4 address, else on all interfaces.
 
-    A name can mean another address on the other hosts, and an address may be translated on the way (NAT).
+    It is on all interfaces if `address` is a host name, which other hosts may resolve differently, or belongs to no
+    local interface (NAT).
 
     Raises:
         ConfigError: the port is taken, or the system refuses it.
@@ -133,15 +134,15 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def local_ranks() -> int:
-    """Number of the job's ranks on this machine."""
+    """Returns the number of the job's ranks on this machine."""
     return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this rank with `code` once every rank has called this. Collective.
+    """Ends this process with exit code `code`, once every rank has called this function. Collective.
 
-    Skips the interpreter's shutdown, which sometimes aborts in a thread of the communication library and turns the exit
-    code into a failure (measured: 1 in 10 with several ranks, 1 in 100 with a single process).
+    Skips the interpreter's shutdown, which sometimes aborts in a thread of the communication library and so changes the
+    exit code (measured: 1 in 10 with several ranks, 1 in 100 with a single process).
     """
     if not dist.is_initialized():
         raise SystemExit(code)

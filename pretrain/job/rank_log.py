@@ -23,9 +23,9 @@ from foundation.files import write_atomically
 LOGS = "logs"
 REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"
 Reason = Literal["error", "hang", "launcher", "lost", "stopped", "done"]
-"""`lost`: another rank was unreachable; `launcher`: the launcher exited."""
+"""Why a rank ended; `lost`: another rank was unreachable; `launcher`: the launcher exited."""
 CAUSES: tuple[Reason | None, ...] = ("error", None, "hang", "launcher", "lost")
-"""Reasons why a rank may have ended the job, the most likely first; a rank without a reason was killed."""
+"""Reasons of a rank that may have ended the job, the most likely first; `None`: the rank was killed."""
 
 
 class EndRecord(NamedTuple):
@@ -35,7 +35,7 @@ class EndRecord(NamedTuple):
     host: str
     process: int
     time: str
-    """Start time, replaced by the end time when it ends; ISO 8601, UTC."""
+    """Start time or, once the process has ended, end time; ISO 8601, UTC."""
     reason: Reason | None = None
     """`None` if the rank is running or was killed."""
     exit_code: int | None = None
@@ -87,7 +87,7 @@ def rank_log(folder: Path, rank: int) -> Path:
 
 
 def keep_rank_log(folder: Path, rank: int) -> None:
-    """Copies everything this rank prints from now on to its log, including the stack of a crash such as SIGSEGV.
+    """Copies everything that this rank prints from now on to its log, including the stack of a crash such as SIGSEGV.
 
     Library messages below level ERROR, and Python's warnings, go to the log only.
     """
@@ -114,10 +114,10 @@ def printable_lines(text: str) -> str:
 
 
 class Both(io.TextIOBase):
-    """A stream, if not None, that also writes its text to a log, unbuffered: a killed process loses nothing.
+    """Writes text to a log and, unless it is None, to a stream; unbuffered, so that a killed process loses nothing.
 
-    Parts of the output come from outside: names of hosts and files, messages of other ranks. So control characters are
-    escaped, and none reaches a terminal, here or where the log is read.
+    Escapes control characters, so that none reaches a terminal: some output comes from outside, such as names of hosts
+    and files, or messages of other ranks.
     """
 
     def __init__(self, stream: IO[str] | None, log: IO[str]) -> None:

@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """A context that catches stop signals; true once a signal has arrived or the `stop` file exists.
+    """A context manager that catches stop signals; it is true once a signal has arrived or the `stop` file exists.
 
     After the first signal, SIGINT interrupts as usual, for a user who will not wait.
     """
@@ -46,7 +46,7 @@ class StopRequest:
         return self._signaled or self._file.exists()
 
     def withdraw(self, say: Callable[[str], None]) -> None:
-        """Removes the `stop` file at the end of a run, so that it does not stop the next one."""
+        """Removes the `stop` file, so that it does not stop the next start; `say` prints a line about that."""
         with suppress(FileNotFoundError):
             self._file.unlink()
-            say(f"removed {self._file}, so that the next start can run")
+            say(f"removed {self._file}, so that it does not stop the next start")

@@ -1,4 +1,4 @@
-"""The watchdog: ends a rank that hangs or whose job has failed; no rank outlives its job or waits for a dead one.
+"""The watchdog: ends a rank that hangs or whose job has failed, so that none outlives its job or waits for a dead rank.
 
 Neither gloo, NCCL nor DeepSpeed bounds the wait in a training collective (docs/evidence/faults.md). So each
 rank runs two threads. One exchanges progress with the other ranks every second, through the store that started the job.
@@ -41,12 +41,12 @@ BEAT = 1.0
 QUIET = 3 * BEAT
 """Seconds of silence after which a rank may be gone: its message takes one beat to write and one to read."""
 LONGEST_SILENCE = 60.0
-"""Seconds after which a silent rank is given up; no operation in a step blocks Python's other threads this long."""
+"""Seconds after which a silent rank counts as dead; no operation in a step blocks Python's other threads this long."""
 START_FACTOR = 3
 """Factor on the timeout of the first step, which includes building the model, connecting and compiling kernels."""
 MOST_NAMED = 8
 STACK_LINES = 6
-"""Innermost calls shown when a rank ends."""
+"""Number of innermost calls shown when a rank ends."""
 
 
 class Peers:
@@ -67,7 +67,10 @@ class Peers:
         self._store.set_timeout(timedelta(seconds=2))
 
     def exchange(self, place: str, state: str) -> bool:
-        """Writes where this rank is, reads where the watched ranks are; returns true if some rank has waited."""
+        """Publishes the line of code and the state of this rank, and reads those of the watched ranks.
+
+        Returns true if some rank has waited for something outside the job since the last exchange.
+        """
         self._store.set(str(self._rank), json.dumps([time.monotonic(), place, state]))
         for rank in self._watched:
             if (
@@ -80,16 +83,16 @@ class Peers:
         return self._waits != before
 
     def absent(self, seconds: float, place: str | None = None) -> list[int]:
-        """Returns the watched ranks not heard from for this long, or at another line of code than `place`."""
+        """Returns the watched ranks not heard from for `seconds` and, given `place`, those at another line of code."""
         since, known = time.monotonic() - seconds, self._known
         return [rank for rank in self._watched if self._heard[rank] < since or place not in (None, known[rank][1])]
 
     def describe(self, ranks: Sequence[int]) -> str:
-        """Returns the last known state of these ranks, at most `MOST_NAMED`."""
+        """Describes the last known state of these ranks; of many, only the first `MOST_NAMED`."""
         return ", ".join(self._known[rank][2] for rank in ranks[:MOST_NAMED])
 
     def gone(self) -> str:
-        """Waits a few seconds for signs of life from all ranks after a failed connection; describes the silent ones."""
+        """After a failed connection, waits a few seconds for messages from all ranks; describes the silent ones."""
         self._heard, self._watched = dict.fromkeys(self._everyone, time.monotonic()), self._everyone
         time.sleep(QUIET + BEAT)
         silent = self.absent(QUIET)  # without rank 0 there is no store, and all ranks seem silent
@@ -139,11 +142,11 @@ class Watchdog:
             signal.alarm(0)
 
     def progress(self, where: str) -> None:
-        """Reports progress up to `where`; restarts the timeout, which is longer until the first step has ended."""
+        """Restarts this rank's timeout; `where` says what it has just finished, such as "step 5"."""
         self._where, self._deadline = where, time.monotonic() + self._allowed
 
     def waits(self, where: str) -> None:
-        """Reports that this rank waits for something outside the job: restarts the timeout of every rank."""
+        """Reports that this rank waits for something outside the job; restarts the timeout of every rank."""
         self.progress(where)
         if self._peers:
             self._peers.waits += 1
@@ -159,10 +162,9 @@ class Watchdog:
             write_record(self._folder, self._record.ended(reason, code, sentence))
 
     def _explain(self, error: BaseException) -> None:
-        """Says and records why this rank fails with `error`, and for a lost connection which rank is gone.
+        """Prints and records why this rank fails with `error`; if it lost a connection, also which rank is gone.
 
-        The traceback of a lost connection goes to the log only: it shows where this rank waited for a dead one, and
-        every other rank has the same.
+        The traceback of a lost connection goes to the log only, as every rank has the same one.
         """
         what, code = traceback.format_exception_only(error)[-1].strip(), exit_code(error)
         sentence, lost = f"failed after {self._where}: {what}", False
@@ -193,12 +195,12 @@ class Watchdog:
             signal.alarm(math.ceil(2 * self.silence))  # ends the process if this thread does not come back here
             now = time.monotonic()
             if self._peers and (silent := self._peers.absent(self.silence)):
-                self._end("lost", f"not heard from for {self.silence:g} s: {self._peers.describe(silent)}")
+                self._end("lost", f"ranks not heard from for {self.silence:g} s: {self._peers.describe(silent)}")
             if now > self._deadline + patience:
                 place = self._place()
                 sentence = f"no progress for {self._allowed:g} s after {self._where}, at {place}"
                 if self._peers and (elsewhere := self._peers.absent(QUIET, place)):
-                    sentence += f"; elsewhere: {self._peers.describe(elsewhere)}"
+                    sentence += f"; other ranks are elsewhere: {self._peers.describe(elsewhere)}"
                 self._end("hang", sentence)
             if not self.launcher_gone and not all(map(is_alive, self._launchers)):
                 self.launcher_gone, self._orphan_deadline = True, now + self.silence
@@ -212,7 +214,7 @@ class Watchdog:
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
 
     def _end(self, reason: Reason, sentence: str) -> NoReturn:
-        """Ends this process and says why, with its stack."""
+        """Prints and records why this process ends, with its stack; ends it."""
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread))[-STACK_LINES:])
         _say(f"{self._record.name} ends: {sentence}\n{self._record.name} is, after {self._where}, at\n{stack}")
         self.record(reason, EXIT_FAILED, sentence)

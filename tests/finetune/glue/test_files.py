@@ -268,7 +268,7 @@ def test_a_file_with_more_malformed_rows_than_official_ones_is_refused_and_they_
         f"data_dir: {path}, line 3: 1 columns, expected 2 separated by tabs",
         f"data_dir: {path}, line 4: label '2', expected one of 0, 1",
         f"data_dir: {path}: 2 of 3 rows are malformed, expected at most 1 in 1,000;"
-        " fix them, or give the task's own file",
+        " fix them, or give the task's official file",
     )
 
 

@@ -79,7 +79,7 @@ def test_a_damaged_file_of_examples_is_named_in_one_line(content: str, problem: 
     runs = [make_record(0.5), make_record(0.6, **OTHER)]
     for run in runs:
         write_files(tmp_path / "predictions" / run.run.folder_name(), {EXAMPLES: content})
-    with pytest.raises(ConfigError, match=f"runs: .*{problem}.*copy it again, or remove it"):
+    with pytest.raises(ConfigError, match=f"runs: .*{problem}.*copy the file again, or remove it"):
         list(differences(make_rows(runs), COLA, [tmp_path]))
 
 

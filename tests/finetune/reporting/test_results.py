@@ -63,7 +63,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 def test_a_record_of_an_unknown_task_is_refused(tmp_path: Path) -> None:
     append_record(tmp_path / "results.jsonl", make_record(task="Nope"))
-    problem = r"results\.jsonl: run\.task: got 'Nope', expected one of CoLA, .*; remove its line"
+    problem = r"results\.jsonl: run\.task: got 'Nope', expected one of CoLA, .*; remove the line"
     with pytest.raises(ConfigError, match=problem):
         load_runs([tmp_path])
 

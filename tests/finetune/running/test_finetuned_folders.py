@@ -224,7 +224,7 @@ def test_candidates_are_chosen_when_all_seeds_are_done_and_nobody_works_on_the_t
     append_record(tmp_path / "results.jsonl", make_record(0.6, seed=4))
     append_record(tmp_path / "results.jsonl", make_record(0.7, seed=5))
     (line,) = kept()
-    assert "CoLA seed 4 (median of 5" in line and "its model was not kept" in line
+    assert "CoLA seed 4 (median of 5" in line and "no model was saved" in line
     assert [path.name for path in (tmp_path / "finetuned").iterdir()] == [folders[0].name]
 
 

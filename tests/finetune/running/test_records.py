@@ -43,7 +43,7 @@ def test_a_truncated_line_loses_only_its_own_record(tmp_path: Path, capsys: pyte
     path.write_bytes(whole + whole[:40])
     append_record(path, make_record(seed=2))
     assert [record.run.seed for record in read_records(path)] == [1, 2]
-    assert "results.jsonl, line 2: cut short" in capsys.readouterr().out
+    assert "results.jsonl, line 2: incomplete" in capsys.readouterr().out
 
 
 def test_a_line_that_is_not_a_record_is_refused(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_line_that_is_not_an_object_is_refused(line: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         read_records(path)
     assert caught.value.problems == (
-        f"{path}, line 2: got {json.loads(line)!r}, expected the JSON object of a run; remove it",
+        f"{path}, line 2: got {json.loads(line)!r}, expected the JSON object of a run; remove the line",
     )
 
 

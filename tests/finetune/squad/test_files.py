@@ -49,7 +49,7 @@ def test_questions_need_no_answers_and_existing_ones_are_ignored(tmp_path: Path)
     path = write(tmp_path, entry(), bare)
     unlabeled = parse_squad(path.read_bytes(), "input", labeled=False)
     assert [question.answers for question in unlabeled.questions] == [(), ()]
-    with pytest.raises(ConfigError, match="question q2: no answers"):
+    with pytest.raises(ConfigError, match="question q2: no field answers"):
         read_squad(path)
 
 
@@ -69,7 +69,7 @@ def test_any_change_in_the_files_changes_the_fingerprint(tmp_path: Path) -> None
         ([entry(), entry()], "question q1: its id is listed 2 times, expected once"),
         ([entry(answers=[])], "question q1: is_impossible is False with 0 answers"),
         ([entry(is_impossible=True)], "question q1: is_impossible is True with 1 answers"),
-        ([entry(answers=[{"text": " ", "answer_start": 3}])], "question q1: an answer without text"),
+        ([entry(answers=[{"text": " ", "answer_start": 3}])], "question q1: an answer has no text"),
         ([], "no questions"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_question_without_an_answer_is_refused_in_squad_1(wrong: str, tmp_path
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         entries = [entry(), entry("q2", answers=[], is_impossible=True)]
         write(tmp_path, *(entries if name == wrong else entries[:1]), name=name)
-    with pytest.raises(ConfigError, match=f"{wrong}: question q2: no answer, expected one in SQuAD 1.1; leave it out"):
+    with pytest.raises(ConfigError, match=f"{wrong}: question q2: no answer, expected one in SQuAD 1.1; remove it"):
         load_squad(VERSIONS["1.1"], tmp_path)
     write(tmp_path, entry(), name=wrong)
     assert len(load_squad(VERSIONS["1.1"], tmp_path).dev.questions) == 1

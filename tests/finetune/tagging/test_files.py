@@ -69,7 +69,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, text: str, line: int, problem
     ("old", "new", "problem"),
     [
         ("2\tle\tle\t", "2\tle\t", ":4: 9 columns, expected CoNLL-U's 10"),
-        ("2\tle\tle\tDET", "2\tle\tle\t_", ":4: no UPOS in column 4"),
+        ("2\tle\tle\tDET", "2\tle\tle\t_", ":4: no part-of-speech tag .UPOS. in column 4"),
         ("2\tle", "two\tle", ":4: ID 'two', expected a number such as 1, 1-2 or 1.1"),
     ],
 )

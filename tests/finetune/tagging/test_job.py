@@ -79,7 +79,7 @@ def test_words_without_pieces_count_as_the_most_frequent_label_and_are_reported(
     train = [Sentence(("good", "word1", "word2"), ("B-loc", "O", "O"))]
     dev = [Sentence(("\u200d", "good"), ("B-loc", "B-loc")), Sentence(("\u200d",), ("O",))]
     job = make_job(TASKS["NER"], TaggingData(train, dev, []), load_tokenizer(stock_model), SETTINGS)
-    assert capsys.readouterr().out == "NER dev: 2 words without pieces count as O\n"
+    assert capsys.readouterr().out == "NER dev: 2 words from which the tokenizer makes no piece are labeled O\n"
     engine = make_run(stock_model, job).engine
     rows = job.evaluate(engine.module, engine.world).files["dev.conll"].split("\n")
     assert (rows[0], rows[3]) == ("\u200d\tB-loc\tO", "\u200d\tO\tO")

@@ -227,7 +227,7 @@ def test_the_same_gap_after_many_passes_is_repeated_text(write: Write) -> None:
 
 def test_a_discriminator_that_memorizes_indicates_repeated_text(write: Write) -> None:
     (finding,) = examine(write(held_out={"discriminator_loss": 0.3}))
-    assert finding.name == "data repeated or unshuffled" and "L_D over its entropy +0.149" in finding.evidence
+    assert finding.name == "data repeated or unshuffled" and "of the replaced share +0.149" in finding.evidence
 
 
 def test_text_read_too_often_counts_as_repeated_even_without_memorization(write: Write) -> None:

@@ -34,7 +34,7 @@ def test_a_stop_file_counts_even_before_the_start_until_it_is_withdrawn(tmp_path
     with StopRequest(tmp_path) as stop:
         assert stop
     stop.withdraw(said.append)
-    assert not stop and said == [f"removed {tmp_path}/stop, so that the next start can run"]
+    assert not stop and said == [f"removed {tmp_path}/stop, so that it does not stop the next start"]
     stop.withdraw(pytest.fail)
 
 
