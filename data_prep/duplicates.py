@@ -79,7 +79,7 @@ class Pairs(NamedTuple):
     """The lower bound of each range."""
 
     def write(self, number: int, pairs: np.ndarray) -> None:
-        """Writes file `number`; `pairs` [pairs, 2] must be sorted by the first column."""
+        """Writes `pairs` [pairs, 2], sorted by the first column, as the file of this number."""
         offsets = np.append(np.searchsorted(pairs[:, 0], self.bounds), len(pairs)).astype(np.uint64)
         with self.path(number).open("wb") as file:  # not flushed: every run of a build writes it again
             file.write(offsets.data)  # unlike `tofile`, says why it fails

@@ -56,8 +56,8 @@ def build_shard(
 ) -> ShardRecord:
     """Writes the files of a shard, whose names begin with `name`, and returns its record.
 
-    `key` and the build's seed determine the random streams. `copies` are the reasons to drop duplicate documents, by
-    their index in the shard.
+    `key` and the build's seed determine the random streams. `copies` maps the index of each duplicate document in the
+    shard to the reason for dropping it.
 
     Raises:
         ConfigError: the text cannot be read.

@@ -81,9 +81,9 @@ def _files_of(given: Path) -> Iterator[tuple[str, str]]:
             continue
         if not _TEXT_SUFFIX.fullmatch(text_suffix(path)):
             raise ConfigError(
-                f"input: {path} does not look like text: its suffix is not .txt, .json, .jsonl, .xml, .parquet or "
-                "none, optionally followed by .gz, .bz2, .xz or .zst; remove it, or select the right files with a "
-                "quoted glob"
+                f"input: {path} does not look like text: expected the suffix .txt, .json, .jsonl, .xml or .parquet, or "
+                "none, and after it perhaps .gz, .bz2, .xz or .zst; move the file elsewhere, or select the right files "
+                "with a quoted glob"
             )
         yield relative.as_posix(), str(path)
 

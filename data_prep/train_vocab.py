@@ -89,10 +89,12 @@ def main(options: VocabularyOptions) -> int:
 
 
 def train_bpe(texts: Iterator[str], options: VocabularyOptions) -> Tokenizer:
-    """Trains a byte-level BPE: special tokens, bytes, then joined pairs. A word begins with its space. Deterministic.
+    """Trains a byte-level BPE, deterministically.
+
+    First come the special tokens, then the bytes, then merged pairs. A word includes the space before it.
 
     Raises:
-        ConfigError: the bytes already exceed `size`.
+        ConfigError: `size` is too small for special tokens and bytes.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if (least := len(SPECIAL_TOKENS) + len(alphabet)) > options.size:

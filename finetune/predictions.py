@@ -134,7 +134,7 @@ def load(model: ModelFolder, job: Job) -> tuple[nn.Module, World]:
 
 
 def classify(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterator[dict[str, Any]]:
-    """Yields the class of each text or pair, or its score if the task is a regression."""
+    """Yields the class predicted for each line of `text`, or its score if the task is a regression."""
     assert isinstance(run.settings, GlueConfig)
     task = glue_tasks.TASKS[run.task]
 

@@ -50,7 +50,7 @@ class Measures:
         return (sum(map(len, parts)) - sum(map(len, set(parts)))) / of
 
     def top_ngram(self, n: int) -> float:
-        """Share of the characters in all occurrences of the most frequent n-gram (on ties, the first), with spaces."""
+        """Share of the text's characters, spaces included, that lie in occurrences of its most frequent n-gram."""
         if not len(keys := self._ngrams(n)):
             return 0.0
         distinct, counts = np.unique(keys, return_counts=True)

@@ -163,8 +163,8 @@ class Shards:
         whole = sum(copy.shard.size for copy in remote)
         if not self.window and whole > CACHE.limit:
             raise ConfigError(
-                f"order: got full with {whole / GB:.1f} GB of remote shards, more than the {CACHE.limit / GB:g} GB of"
-                f" --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
+                f"order: got 'full', but the remote shards hold {whole / GB:.1f} GB, more than the"
+                f" {CACHE.limit / GB:g} GB of --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
             )
         sizes = {
             folder: sorted(copy.shard.size for copy in remote if copy.folder.local == folder) for folder in self.folders
@@ -177,7 +177,7 @@ class Shards:
             )
 
     def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
-        """Returns the sequence of each sample if every folder is read in order, over and over; int64 [B]."""
+        """Returns the index of each sample's sequence if every folder is read in order, repeatedly; int64 [B]."""
         folder_B, number_B = dealt(sample_B, self.shares)
         return np.array(self._folder_starts)[folder_B] + number_B % np.array(self.sizes)[folder_B]
 

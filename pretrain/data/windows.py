@@ -20,6 +20,8 @@ SHARDS, WINDOW = 0, 1
 class Windows:
     """The order `windows` of one folder's sequences.
 
+    In each epoch the shards are shuffled and cut into windows, and then the sequences of each window are shuffled.
+
     Args:
         sequences: number of sequences in each shard. window: shards per window.
     """

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from foundation.config import MOST, StrictConfig
+from pretrain.engine.muon import moved_by_muon
 
 
 class AdamNumbers(Protocol):
@@ -46,6 +47,8 @@ class OptimConfig(StrictConfig):
     """Decoupled weight decay, except on LayerNorm and biases (google-research/electra; not in the paper)."""
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global norm of the gradient, 0 for no clipping (google-research/electra; not in the paper)."""
+    muon: bool = False
+    """Muon for the matrices of the layers, at this learning rate and weight decay, and AdamW for the rest."""
     adam_bias_correction: bool = True
     """Adam's bias correction; google-research/electra has none: its first updates are up to sqrt(10) times as large."""
 
@@ -61,6 +64,8 @@ class OptimConfig(StrictConfig):
             raise ValueError(
                 f"decay_steps: got {self.decay_steps}, expected at most {left}, the steps after the warm-up"
             )
+        if self.muon and not self.adam_bias_correction:
+            raise ValueError("muon: true without adam_bias_correction, which would change its rate; leave one out")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas: got {self.betas}, expected two numbers from 0 to below 1")
         return self
@@ -119,16 +124,19 @@ def decays(name: str) -> bool:
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, lr_scale: Callable[[str], float] = lambda name: 1.0
+    model: nn.Module, weight_decay: float, lr_scale: Callable[[str], float] = lambda name: 1.0, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Groups the parameters by weight decay and by `lr_scale(name)` (layer-wise decay in fine-tuning).
+    """Groups the parameters by weight decay, by `lr_scale(name)` (layer-wise decay in fine-tuning), and by optimizer.
 
-    Each group holds `params`, `weight_decay` and `lr_scale`; a shared parameter appears once, under its first name.
+    Each group holds `params`, `weight_decay`, `lr_scale` and `matrices`, the number of matrices in each parameter, or 0
+    if AdamW moves it. A shared parameter appears once, under its first name.
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    moved = dict(moved_by_muon(model)) if muon else {}
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups.setdefault((weight_decay if decays(name) else 0.0, lr_scale(name)), []).append(parameter)
+        kind = weight_decay if decays(name) else 0.0, lr_scale(name), moved.get(name, 0)
+        groups.setdefault(kind, []).append(parameter)
     return [
-        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
-        for (decay, scale), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale, "matrices": matrices}
+        for (decay, scale, matrices), parameters in groups.items()
     ]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
+from pretrain.engine.muon import MuonAndAdamW
 from pretrain.job.processes import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -84,7 +85,7 @@ class Plain(Backend):
     ) -> None:
         numbers = {key: value for key, value in config.json["optimizer"]["params"].items() if key != "torch_adam"}
         self.world, self.module = world, model.to(world.device)
-        self.adam = torch.optim.AdamW([{**group} for group in parameter_groups], **numbers)
+        self.adam = MuonAndAdamW([{**group} for group in parameter_groups], **numbers)
         self.masters = [*model.parameters()]
         self._micro_batches, self._largest_norm = config.accumulation_steps, config.gradient_clipping or float("inf")
 

@@ -51,7 +51,7 @@ class EncoderSizes(ABC):
     @property
     @abstractmethod
     def layer_elements(self) -> int:
-        """Numbers per word piece that a layer keeps for the backward pass, in the model's precision."""
+        """How many activation values a layer keeps for the backward pass, per word piece."""
 
     @property
     def learns_bias(self) -> bool:

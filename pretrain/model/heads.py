@@ -15,8 +15,9 @@ from pretrain.model.encoder import EncoderConfig, EncoderSizes, TiedEmbedding, i
 
 
 class VocabularyTransform(nn.Module):
-    """LayerNorm(GELU(dense(h))), [X, H] -> [X, E]: the h of the paper's softmax(e(x)·h); Hugging Face's
-    `ElectraGeneratorPredictions`.
+    """LayerNorm(GELU(dense(hidden))), [X, H] -> [X, E]: the output is the h of the paper's softmax(e(x)·h).
+
+    Hugging Face's `ElectraGeneratorPredictions`.
     """
 
     def __init__(self, config: EncoderConfig) -> None:

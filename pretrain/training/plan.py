@@ -161,6 +161,11 @@ def make_plan(options: RunOptions) -> Plan:
     if deepspeed is None:
         raise ConfigError(*problems)
     problems += unreplayable(deepspeed, target.on_gpu) if options.graphs else ()
+    if run.optim.muon and deepspeed.stage:
+        problems.append(
+            f"optim.muon: got true at ZeRO stage {deepspeed.stage}, which divides a matrix among the ranks; add"
+            " --deepspeed_config zero0_fp32"
+        )
     problems += too_large(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, target.on_gpu)
     description = describe(
         run,

@@ -148,7 +148,7 @@ def test_a_full_permutation_of_remote_shards_equals_that_of_local_ones_and_must_
 ) -> None:
     assert equal(read(Path(server.url), 4, window=0), read(many, 4, window=0))
     cache.limit = 10_000
-    with pytest.raises(ConfigError, match=r"order: got full .* --set order=windows, or --cache_gb 1$"):
+    with pytest.raises(ConfigError, match=r"order: got 'full', .* --set order=windows, or --cache_gb 1$"):
         open_shards(Path(server.url)).require_room()
     with pytest.raises(ConfigError, match=r"cache_gb: got 1e-05, but two windows of 3 shards .* --set window lower"):
         open_shards(Path(server.url), window=WINDOW).require_room()

@@ -1,0 +1,70 @@
+"""Muon: each matrix of an encoder layer moves along its momentum, made orthogonal; AdamW moves all other parameters.
+
+Jordan et al. 2024 (kellerjordan.github.io/posts/muon), with the step size of Liu et al. 2025 (arXiv 2502.16982), which
+gives a matrix the root mean square of AdamW's updates, so AdamW's learning rate and weight decay serve both.
+
+Shape letters: P matrices in one parameter, N rows, M columns.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foundation.machine import multiplies_bf16
+
+MOMENTUM, STEPS = 0.95, 5
+"""Decay of the momentum, and Newton-Schulz iterations (Jordan et al.)."""
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of x, x^3 and x^5 in an iteration (Jordan et al.)."""
+SIZE = 0.2
+"""Root mean square of AdamW's updates (Liu et al., section 2.2)."""
+PARTS = {"Wqkv.weight": 3, "Wi.weight": 2}
+"""Matrices that a parameter of the modern encoder stacks: query, key and value; input and gate."""
+
+
+def moved_by_muon(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yields the name of each parameter that Muon moves, and the number of matrices in it."""
+    for name, parameter in model.named_parameters():
+        if ".layer." in name and parameter.dim() == 2:
+            yield name, next((parts for end, parts in PARTS.items() if name.endswith(end)), 1)
+
+
+def orthogonalized(matrix_PNM: Tensor) -> Tensor:
+    """Returns U V^T of each matrix U S V^T, roughly: singular values between 0.7 and 1.2.
+
+    In bf16, as published; in fp32 on a CPU that only emulates bf16.
+    """
+    computes_bf16 = matrix_PNM.device.type != "cpu" or multiplies_bf16()
+    x_PNM = matrix_PNM.to(torch.bfloat16 if computes_bf16 else torch.float32)
+    tall = x_PNM.shape[1] > x_PNM.shape[2]
+    x_PNM = x_PNM.mT if tall else x_PNM
+    x_PNM = x_PNM / x_PNM.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = QUINTIC
+    for _ in range(STEPS):
+        gram_PNN = x_PNM @ x_PNM.mT
+        update_PNN = torch.baddbmm(gram_PNN, gram_PNN, gram_PNN, beta=b, alpha=c)
+        x_PNM = torch.baddbmm(x_PNM, update_PNN, x_PNM, beta=a)
+    return x_PNM.mT if tall else x_PNM
+
+
+class MuonAndAdamW(torch.optim.AdamW):
+    """AdamW that moves the parameters of groups with `matrices` above 0 by Muon instead.
+
+    `matrices` is the number of matrices stacked in each parameter. `exp_avg` is their momentum; `exp_avg_sq` stays 0.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"] if group.get("matrices") else ():
+                if parameter.grad is not None:
+                    momentum = self.state[parameter]["exp_avg"].lerp_(parameter.grad, 1 - MOMENTUM)
+                    nesterov_PNM = parameter.grad.lerp(momentum, MOMENTUM).unflatten(0, (group["matrices"], -1))
+                    rate = SIZE * group["lr"] * max(nesterov_PNM.shape[1:]) ** 0.5
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(orthogonalized(nesterov_PNM).flatten(0, 1), alpha=-rate)
+                    self.state[parameter]["step"] += 1
+                    parameter.grad = None  # AdamW leaves it alone
+        return super().step(closure)
