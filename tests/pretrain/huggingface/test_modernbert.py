@@ -1,9 +1,14 @@
 """Claims about exports of the modern encoder: stock classes of transformers load them and give the model's outputs."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForTokenClassification,
@@ -18,7 +23,7 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import load_encoder, read_weights
 from pretrain.method.electra import Electra
 from pretrain.model.config import ModernModelConfig
-from tests.pretrain.conftest import new_model
+from tests.pretrain.conftest import VOCABULARY, new_model
 from tests.pretrain.huggingface.test_init_from import start
 
 MODERN = ModernModelConfig(
@@ -136,3 +141,62 @@ def test_sentence_transformers_encodes_with_an_export(modern: Electra, exported:
     with torch.no_grad():
         mean = modern.discriminator(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))[0].mean(0)
     assert (torch.from_numpy(vector) - mean).abs().max().item() < 1e-5
+
+
+ELSEWHERE = """
+import sys
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer, __version__
+
+assert "pretrain" not in sys.modules and __version__.startswith(sys.argv[4])
+out, given = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
+discriminator = AutoModelForTokenClassification.from_pretrained(out).eval()
+generator = AutoModelForMaskedLM.from_pretrained(out + "/generator").eval()
+assert AutoTokenizer.from_pretrained(out)("yes no")["input_ids"] == [2, 5, 6, 3]
+found = {}
+with torch.no_grad():
+    for length, inputs in given.items():
+        found[f"d/{length}"] = discriminator(**inputs).logits[..., 0]
+        predicted = generator(**inputs, labels=inputs["input_ids"].where(inputs["attention_mask"] > 0, -100))
+        found |= {f"g/{length}": predicted.logits, f"loss/{length}": predicted.loss}
+save_file({name: values.contiguous() for name, values in found.items()}, sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("version", ["5", pytest.param("4.57", marks=pytest.mark.long)])
+@torch.no_grad()
+def test_logits_and_loss_are_the_models_in_transformers_without_this_project(
+    version: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = new_model("hp_loss", MODERN.model_copy(update={"max_positions": 300})).eval()
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    lengths = torch.tensor([[1.0], [0.6], [0.1]])
+    given = {
+        str(length): {
+            "input_ids": torch.randint(VOCABULARY, (3, length)),
+            "attention_mask": (torch.arange(length) < lengths * length).long(),
+        }
+        for length in (64, 130, 300)
+    }
+    torch.save(given, tmp_path / "inputs.pt")
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    others = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if not transformers.__version__.startswith(version):
+        asked = ("--quiet", "--target", tmp_path / "site", f"transformers=={version}.*")
+        subprocess.run([sys.executable, "-m", "pip", "install", *asked], check=True)
+        others["PYTHONPATH"] = str(tmp_path / "site")
+    arguments = (tmp_path / "out", tmp_path / "inputs.pt", tmp_path / "results", version)
+    subprocess.run([sys.executable, tmp_path / "elsewhere.py", *arguments], check=True, env=others, cwd=tmp_path)
+    results = load_file(tmp_path / "results")
+    for length, inputs in given.items():
+        ids_BL, visible_BL = inputs["input_ids"], inputs["attention_mask"].bool()
+        segments_BL = torch.zeros_like(ids_BL)
+        d_BL = model.discriminator_predictions(model.discriminator(ids_BL, visible_BL, segments_BL))
+        hidden_BLE = model.generator_predictions(model.generator(ids_BL, visible_BL, segments_BL))
+        scores_BLV = model.generator_lm_head(hidden_BLE, model.generator.embeddings.word_embeddings)
+        loss = torch.nn.functional.cross_entropy(scores_BLV[visible_BL], ids_BL[visible_BL])
+        assert (results[f"d/{length}"] - d_BL)[visible_BL].abs().max().item() < 1e-5
+        assert (results[f"g/{length}"] - scores_BLV)[visible_BL].abs().max().item() < 1e-5
+        assert abs(results[f"loss/{length}"] - loss).item() < 1e-5
