@@ -88,6 +88,7 @@ def modern(layers: int, hidden: int, intermediate: int, heads: int, **settings: 
         intermediate_size=intermediate,
         embedding_size=hidden,
         generator_hidden_size=hidden // heads * max(1, heads // 4),
+        max_positions=1024,  # ModernBERT's length before its extension
     )
     return SMALL.model_copy(update={"model": model, **settings})
 

@@ -36,8 +36,6 @@ TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initial
 """Fields set by the run, not by the models: dropout and initialization."""
 KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global_theta", "local_theta")
 """Fields, of either kind of encoder, that the run takes from the models, since the weights were trained with them."""
-EXTENSIBLE = ("vocab_size", "max_position_embeddings")
-"""Fields that may be larger in the run than in a model, whose tables are then extended."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
 EMBEDDINGS = "electra.embeddings."
@@ -193,7 +191,8 @@ def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path
         for field, ours in vars(encoders[-1 if donor.role == "discriminator" else 0]).items()
         if (theirs := getattr(donor.config, field)) != ours
         and field not in TRAINING_ONLY
-        and not (field in EXTENSIBLE and theirs < ours and (donor.has_tokenizer or field != "vocab_size"))
+        and not (field == "vocab_size" and donor.has_tokenizer)  # its tokens are compared below
+        and not (field == "max_position_embeddings" and theirs < ours)
     ]
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
@@ -232,7 +231,7 @@ def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
         print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
     encoder: Any = model.exported(".")["electra"]
     tokens = encoder.config.vocab_size
-    if new := tokens - min(donor.config.vocab_size for donor in donors):
+    if (new := tokens - min(donor.config.vocab_size for donor in donors)) > 0:
         print(f"init_from: {new:,} of {tokens:,} tokens are new to the model; each starts as the mean of its pieces")
 
 
@@ -282,8 +281,9 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
 def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer: Path) -> dict[str, Tensor]:
     """Returns the donor's weights with rows added for the positions and tokens of `config` that it lacks.
 
-    Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. A table whose
-    length contradicts the donor's configuration is left as it is; `fill` refuses it later.
+    Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. Rows beyond the
+    tokenizer's tokens, which some models have, are left out. A table whose length contradicts the donor's configuration
+    is left as it is; `fill` refuses it later.
     """
     positions, known = config.max_position_embeddings, donor.config.max_position_embeddings
     size = donor.config.vocab_size
@@ -300,4 +300,6 @@ def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer
         elif pieces and name.endswith(PER_TOKEN) and weight.shape[:1] == (size,):
             rows = torch.stack([weight[ids].float().mean(0) for ids in pieces])
             longer[name] = torch.cat([weight, rows.to(weight.dtype)])
+        elif name.endswith(PER_TOKEN) and weight.shape[:1] == (size,):
+            longer[name] = weight[: config.vocab_size]
     return longer

@@ -1,6 +1,7 @@
 """Claims about exports of the modern encoder: stock classes of transformers load them and give the model's outputs."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import (
     ModernBertForTokenClassification,
 )
 
+from data_prep.manifest import load_manifest
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
@@ -124,13 +126,28 @@ def test_a_masked_language_model_alone_starts_the_discriminator(
     assert "these parts start fresh" in capsys.readouterr().out
 
 
+def test_rows_beyond_the_tokenizers_tokens_are_left_out(
+    stock: tuple[str, str], shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ModernBERT has 88 rows more than tokens."""
+    tokens = load_manifest(shards_folder).vocab_size
+    longer = ModernBertForMaskedLM.from_pretrained(stock[0])
+    longer.resize_token_embeddings(tokens + 20, mean_resizing=False)
+    longer.save_pretrained(tmp_path / "longer")
+    shutil.copytree(shards_folder / "tokenizer", tmp_path / "longer", dirs_exist_ok=True)
+    model = start(shards_folder, (str(tmp_path / "longer"),), preset="modern_tiny")
+    words = model.discriminator.embeddings.word_embeddings.weight
+    assert torch.equal(words, longer.model.embeddings.tok_embeddings.weight[:tokens])
+    assert "are new to the model" not in capsys.readouterr().out
+
+
 def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Path, shards_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"multiplied into its tables, .*; name the run folder that it was exported"):
         start(shards_folder, (str(exported),), preset="modern_tiny")
 
 
 def test_a_modernbert_needs_a_modern_preset(stock: tuple[str, str], shards_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"another kind of encoder than model\.backbone electra; choose a preset"):
+    with pytest.raises(ConfigError, match=r"of another kind than model\.backbone electra; choose a preset"):
         start(shards_folder, stock)
 
 
