@@ -4,7 +4,7 @@ Under torch.compile they call PyTorch's, which the compiler fuses. Measured gain
 `bench/kernels.py`.
 
 Shape letters: X any leading dimensions, R rows (their product), I inputs, O outputs, H hidden size, V rows of a table,
-E embedding size; B batch, N heads, L length, D head size, Y for B x N.
+E embedding size; B batch, N heads, L length, D head size, Y for B x N, T tokens.
 """
 
 import math
@@ -37,9 +37,14 @@ def use(instruction_set: str | None = None) -> None:
     """Replaces functions of `ops` in this process by those of this module that are faster on a CPU with this
     instruction set, by default this machine's.
     """
-    for form in (attend, dropout, layer_norm, look_up):
+    for form in (attend, dropout, layer_norm, look_up, tokens_of):
         setattr(ops, form.__name__, form)
     ops.linear = linear if (instruction_set or instructions()) in ONEDNN_IS_FASTER else PLAIN_LINEAR
+
+
+def tokens_of(visible_BL: Tensor) -> Tensor | None:
+    """Computes `ops.tokens_of`: all tokens, or `None` if there is no padding."""
+    return None if visible_BL.all() else visible_BL.flatten().nonzero().squeeze(1)
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:

@@ -4,8 +4,8 @@ Parameter names are Hugging Face's `ElectraModel`'s, so loading and exporting co
 relative position adds one table. Exports with it carry a plain form of this model:
 `pretrain/huggingface/modeling_electra_sampler.py`.
 
-Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size,
-V vocabulary.
+Shape letters: B batch, L length, T positions computed, E embedding size, H hidden size, N heads, D head size,
+F feed-forward size, V vocabulary.
 """
 
 import copy
@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -231,12 +231,42 @@ class ElectraEncoder(Encoder):
         return hidden_BLH
 
 
+class Packing(NamedTuple):
+    """The positions that layers compute: all [T = B L] or, outside attention, only those of tokens."""
+
+    shape: torch.Size
+    """[B, L]."""
+    token_T: Tensor | None
+    """Places of the tokens; None for all positions."""
+
+    def pack(self, values_BLX: Tensor) -> Tensor:
+        """Returns the values at these positions, [T, X]."""
+        values_RX = values_BLX.flatten(0, 1)
+        return values_RX if self.token_T is None else values_RX.index_select(0, self.token_T)
+
+    def pad(self, values_TX: Tensor) -> Tensor:
+        """Returns the values [B, L, X], 0 at padding."""
+        if self.token_T is not None:
+            zeros_RX = values_TX.new_zeros(self.shape.numel(), values_TX.shape[1])
+            values_TX = zeros_RX.index_copy(0, self.token_T, values_TX)
+        return values_TX.unflatten(0, self.shape)
+
+    def heads(self, values_TH: Tensor, count: int) -> Tensor:
+        """Returns the values padded and divided among `count` heads, [B, N, L, D]."""
+        return self.pad(values_TH).unflatten(2, (count, -1)).transpose(1, 2)
+
+
 class Stack(nn.Module):
     """The Transformer layers of an encoder."""
 
     layer: nn.ModuleList
+    packs = True
+    """Computes no padding where `ops.tokens_of` says so; compiled layers need shapes that stay."""
     recompute = False
     """Keeps only each layer's input and recomputes the layer in the backward, with the same dropout."""
+
+    def packing(self, visible_BL: Tensor) -> Packing:
+        return Packing(visible_BL.shape, ops.tokens_of(visible_BL) if self.packs else None)
 
     def run(self, layer: nn.Module, *inputs: Any) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
@@ -258,9 +288,11 @@ class LayerStack(Stack):
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
+        packing = self.packing(attention_mask_BL.bool())
+        hidden_TH = packing.pack(hidden_BLH)
         for layer in self.layer:
-            hidden_BLH = self.run(layer, hidden_BLH, bias)
-        return hidden_BLH
+            hidden_TH = self.run(layer, hidden_TH, packing, bias)
+        return packing.pad(hidden_TH)
 
     def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Any:
         """Returns the bias added to the scaled scores, built once for all layers: relative position and padding."""
@@ -285,9 +317,9 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = ResidualOutput(config.intermediate_size, config)
 
-    def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
-        attended_BLH = self.attention(hidden_BLH, bias)
-        return self.output(self.intermediate(attended_BLH), attended_BLH)
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: Any) -> Tensor:
+        attended_TH = self.attention(hidden_TH, packing, bias)
+        return self.output(self.intermediate(attended_TH), attended_TH)
 
 
 class Attention(nn.Module):
@@ -298,8 +330,8 @@ class Attention(nn.Module):
         self.self = SelfAttention(config)
         self.output = ResidualOutput(config.hidden_size, config)
 
-    def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
-        return self.output(self.self(hidden_BLH, bias), hidden_BLH)
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: Any) -> Tensor:
+        return self.output(self.self(hidden_TH, packing, bias), hidden_TH)
 
 
 class SelfAttention(nn.Module):
@@ -313,13 +345,11 @@ class SelfAttention(nn.Module):
         self.key = ops.Linear(config.hidden_size, config.hidden_size)
         self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_BLH: Tensor, bias: Any) -> Tensor:
-        projected = ops.linears(hidden_BLH, (self.query, self.key, self.value))
-        query_BNLD, key_BNLD, value_BNLD = (
-            part_BLH.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part_BLH in projected
-        )
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: Any) -> Tensor:
+        projected = ops.linears(hidden_TH, (self.query, self.key, self.value))
+        query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.num_heads) for part_TH in projected)
         context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
-        return context_BNLD.transpose(1, 2).flatten(2)
+        return packing.pack(context_BNLD.transpose(1, 2).flatten(2))
 
 
 class Intermediate(nn.Module):
@@ -329,9 +359,9 @@ class Intermediate(nn.Module):
         super().__init__()
         self.dense = ops.GeluLinear(config.hidden_size, config.intermediate_size)
 
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        expanded_BLF: Tensor = self.dense(hidden_BLH)
-        return expanded_BLF
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        expanded_TF: Tensor = self.dense(hidden_TH)
+        return expanded_TF
 
 
 class ResidualOutput(nn.Module):
@@ -343,9 +373,9 @@ class ResidualOutput(nn.Module):
         self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
 
-    def forward(self, x_BLX: Tensor, residual_BLH: Tensor) -> Tensor:
-        output_BLH: Tensor = self.LayerNorm(self.dense(x_BLX), residual_BLH, self.dropout)
-        return output_BLH
+    def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
+        output_TH: Tensor = self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
+        return output_TH
 
 
 def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> None:

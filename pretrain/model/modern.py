@@ -5,8 +5,8 @@ The network is ModernBERT's (Warner et al. 2024, arXiv 2412.13663); a layer's pa
 narrower than the word embeddings has two more linear maps, which an export multiplies into its tables: from word
 embeddings to hidden states before the first LayerNorm, and from the output of a vocabulary head to word embeddings.
 
-Shape letters: B batch, L length, E embedding size, H hidden size, N heads, D head size, F feed-forward size, X any
-leading dimensions.
+Shape letters: B batch, L length, T positions computed, E embedding size, H hidden size, N heads, D head size,
+F feed-forward size, X any leading dimensions.
 """
 
 import copy
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
-from pretrain.model.encoder import Encoder, EncoderSizes, Stack, TiedEmbedding, initialize_matrix
+from pretrain.model.encoder import Encoder, EncoderSizes, Packing, Stack, TiedEmbedding, initialize_matrix
 from pretrain.model.heads import full_precision
 
 
@@ -144,6 +144,7 @@ class ModernStack(Stack):
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         config, (_, length, width) = self.config, hidden_BLH.shape
+        packing = self.packing(attention_mask_BL.bool())
         visible_BL, head_size = attention_mask_BL.bool(), width // config.num_attention_heads
 
         def surroundings(radius: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -152,10 +153,10 @@ class ModernStack(Stack):
 
         everywhere = surroundings(length, config.global_theta)
         nearby = surroundings(config.window // 2, config.local_theta)
+        hidden_TH = packing.pack(hidden_BLH)
         for number, layer in enumerate(self.layer):
-            hidden_BLH = self.run(layer, hidden_BLH, *(everywhere if config.sees_all(number) else nearby))
-        final_BLH: Tensor = self.final_norm(hidden_BLH)
-        return final_BLH
+            hidden_TH = self.run(layer, hidden_TH, packing, *(everywhere if config.sees_all(number) else nearby))
+        return packing.pad(self.final_norm(hidden_TH))
 
 
 class ModernLayer(nn.Module):
@@ -174,19 +175,18 @@ class ModernLayer(nn.Module):
         self.mlp_norm = norm(config)
         self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
 
-    def forward(self, hidden_BLH: Tensor, bias_BNLL: Tensor, rotation_2LD: Tensor) -> Tensor:
-        query_BNLD, key_BNLD, value_BNLD = (
-            part_BLH.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part_BLH in self.attn["Wqkv"](self.attn_norm(hidden_BLH)).chunk(3, dim=-1)
-        )
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias_BNLL: Tensor, rotation_2LD: Tensor) -> Tensor:
+        projected = self.attn["Wqkv"](self.attn_norm(hidden_TH)).chunk(3, dim=-1)
+        query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.heads) for part_TH in projected)
         query_BNLD, key_BNLD = rotated(query_BNLD, rotation_2LD), rotated(key_BNLD, rotation_2LD)
         context_BNLD = ops.attend(
             query_BNLD, key_BNLD, value_BNLD, bias_BNLL, self.attention_dropout if self.training else 0.0
         )
-        hidden_BLH = hidden_BLH + self.dropout(self.attn["Wo"](context_BNLD.transpose(1, 2).flatten(2)))
-        input_BLF, gate_BLF = self.mlp["Wi"](self.mlp_norm(hidden_BLH)).chunk(2, dim=-1)
-        fed_BLH: Tensor = self.mlp["Wo"](F.gelu(input_BLF) * gate_BLF)
-        return hidden_BLH + fed_BLH
+        context_TH = packing.pack(context_BNLD.transpose(1, 2).flatten(2))
+        hidden_TH = hidden_TH + self.dropout(self.attn["Wo"](context_TH))
+        input_TF, gate_TF = self.mlp["Wi"](self.mlp_norm(hidden_TH)).chunk(2, dim=-1)
+        fed_TH: Tensor = self.mlp["Wo"](F.gelu(input_TF) * gate_TF)
+        return hidden_TH + fed_TH
 
 
 def attention_bias(visible_BL: Tensor, radius: int, dtype: torch.dtype) -> Tensor:

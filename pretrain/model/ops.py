@@ -5,7 +5,7 @@ models must call `ops.linear` through the module, never import a function by nam
 embedding and dropout layers of `ops`.
 
 Shape letters: X any leading dimensions, I inputs, O outputs, H hidden size, V rows of a table, E embedding size;
-B batch, N heads, L length, D head size.
+B batch, N heads, L length, D head size, T tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,6 +78,14 @@ def norm_residual(
 ) -> Tensor:
     """Returns LayerNorm(residual + dropout(values)), [X, H]."""
     return layer_norm(residual_XH + (dropout(values_XH, p) if p else values_XH), weight_H, bias_H, eps)
+
+
+def tokens_of(visible_BL: Tensor) -> Tensor | None:
+    """Returns the places [T] of the tokens among the B L positions, for layers to compute only these.
+
+    Here `None`: layers compute all positions, so shapes do not depend on the data.
+    """
+    return None
 
 
 def softmax(hidden_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> Distribution | None:

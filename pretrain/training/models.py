@@ -138,6 +138,7 @@ def compile_layers(model: torch.nn.Module) -> None:
     """Compiles each encoder layer with torch.compile at its first forward; results are equal within rounding."""
     for module in model.modules():
         if isinstance(module, Stack):
+            module.packs = False
             for layer in module.layer:
                 layer.compile(dynamic=False)
 

@@ -1,10 +1,13 @@
 """Claims about the encoder, against Hugging Face's ELECTRA and T5."""
 
+import pytest
 import torch
 from transformers import ElectraConfig, ElectraModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from pretrain.model import cpu_ops, ops
 from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, EncoderConfig, relative_bucket
+from pretrain.model.modern import ModernConfig, ModernEncoder
 
 SIZES = {
     "vocab_size": 99,
@@ -60,8 +63,35 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     bias_NLL = stack.relative_attention_bias.weight[relative_bucket(distance_LL, 32, 128)].permute(2, 0, 1)
     scores = query @ key.transpose(-1, -2) / 8**0.5 + bias_NLL
     expected = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
-    bias = stack.attention_bias(torch.ones(1, 9, dtype=torch.bool), torch.float32)
-    assert torch.allclose(attention(hidden_BLH, bias), expected, atol=1e-5)
+    visible_BL = torch.ones(1, 9, dtype=torch.bool)
+    packing, bias = stack.packing(visible_BL), stack.attention_bias(visible_BL, torch.float32)
+    assert torch.allclose(attention(packing.pack(hidden_BLH), packing, bias), expected[0], atol=1e-5)
+
+
+@pytest.mark.usefixtures("restored_ops")
+@pytest.mark.parametrize("backbone", ["electra", "modern"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_computing_no_padding_changes_neither_hidden_states_nor_gradients(backbone: str, recompute: bool) -> None:
+    torch.manual_seed(0)
+    modern = ModernConfig(**SIZES | {"embedding_size": 32}, window=6)
+    model = ModernEncoder(modern).eval() if backbone == "modern" else encoder()
+    model.encoder.recompute = recompute
+    ids_BL, mask_BL, segments_BL = example()
+    weight_BLH = torch.randn(2, 24, 32)
+
+    def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        model.zero_grad()
+        hidden_BLH = model(ids_BL, mask_BL, segments_BL)
+        (hidden_BLH * weight_BLH)[mask_BL].sum().backward()
+        return hidden_BLH.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    padded_BLH, gradients = run()
+    ops.tokens_of = cpu_ops.tokens_of
+    packed_BLH, others = run()
+    assert packed_BLH[~mask_BL].count_nonzero() == 0 < padded_BLH[~mask_BL].count_nonzero()
+    assert (packed_BLH - padded_BLH)[mask_BL].abs().max() < 1e-6
+    for name, gradient in gradients.items():
+        assert torch.allclose(others[name], gradient, rtol=1e-5, atol=1e-6 * gradient.abs().max()), name
 
 
 def test_disentangled_embeddings_add_their_tables_to_the_shared_ones() -> None:
