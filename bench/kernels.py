@@ -9,9 +9,10 @@ the speed-up over PyTorch.
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -69,6 +70,7 @@ def pairs(options: KernelOptions) -> Iterator[Pair]:
     yield dense(config, options, dtype)
     yield norm(config, options, dtype)
     yield words(config, options, dtype)
+    yield padding(config, options, dtype)
     yield sampling(options)
     yield most_likely(options)
     yield token_probability(options)
@@ -147,6 +149,25 @@ def token_probability(options: KernelOptions) -> Pair:
 def scores(options: KernelOptions) -> Tensor:
     """Returns logits over the vocabulary at the masked positions; always in fp32."""
     return torch.randn(masked(options), VOCABULARY)
+
+
+def padding(config: Any, options: KernelOptions, dtype: torch.dtype) -> Pair:
+    """A layer over a batch of which a quarter is padding, with and without computing that."""
+    stack = preset(options.preset).model.parts.layers(replace(config, num_hidden_layers=1)).to(dtype)
+    hidden = torch.randn(options.batch_size, options.seq_length, config.hidden_size, dtype=dtype)
+    lengths = torch.linspace(0.5, 1, options.batch_size)[:, None] * options.seq_length
+    visible = torch.arange(options.seq_length) < lengths
+
+    def run(packs: bool) -> Callable[[], Tensor]:
+        def forward() -> Tensor:
+            stack.packs = packs
+            computed: Tensor = stack(hidden.requires_grad_(), visible)
+            return computed
+
+        return forward
+
+    cpu_ops.use()
+    return Pair("layer, a quarter of it padding", backward(run(False)), backward(run(True)))
 
 
 def masked(options: KernelOptions) -> int:
