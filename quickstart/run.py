@@ -124,8 +124,13 @@ def stages(short: bool) -> dict[str, str]:
 
 def run_stage(command: str) -> int:
     """Runs a command with the `python` and `deepspeed` of this environment; returns its exit code."""
+    import torch
+
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    return subprocess.run(shlex.split(command), env=os.environ | {"PATH": path}).returncode
+    found = {
+        "DS_ACCELERATOR": "cuda" if torch.cuda.is_available() else "cpu"
+    }  # else DeepSpeed warns
+    return subprocess.run(shlex.split(command), env=found | os.environ | {"PATH": path}).returncode
 
 
 def summarize(seconds: dict[str, float]) -> int:
