@@ -9,6 +9,7 @@ from tests.cluster.runs import LONGER, deepspeed, training
 from tests.cluster.two_hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
 from tests.finetune.conftest import cola_folder, squad_folder, stock_model
 from tests.pretrain.conftest import shards_folder
+from tests.warm import outputs, two_ranks
 
 __all__ = ["cola_folder", "shards_folder", "squad_folder", "stock_model"]
 
@@ -30,11 +31,11 @@ def slurm(two_hosts: TwoHosts) -> Slurm:
 
 
 @pytest.fixture(scope="session")
-def whole(two_hosts: TwoHosts, shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of an undisturbed run of two processes on one host."""
-    folder = tmp_path_factory.mktemp("whole")
-    two_hosts.run([*deepspeed("--num_gpus=2"), *training(shards_folder, folder / "run")], folder)
-    return folder / "run"
+def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an undisturbed run of two processes on one host, without a launcher."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    outputs(two_ranks(*map(str, training(shards_folder, folder))))
+    return folder
 
 
 @pytest.fixture(scope="session")

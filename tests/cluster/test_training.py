@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, saved_step, training, wait_for
 from tests.cluster.two_hosts import ADDRESSES, TwoHosts
 from tests.conftest import REPOSITORY
+from tests.warm import outputs, two_ranks
 
 KEEP_ALIVE = {"PDSH_SSH_ARGS_APPEND": "-o ServerAliveInterval=5"}
 
@@ -18,11 +20,23 @@ def ranks(hosts: TwoHosts) -> list[int]:
     return [pid for host in ADDRESSES for pid in hosts.processes(host, f"-u {REPOSITORY}/pretrain/run.py --local_rank")]
 
 
-def test_two_hosts_give_the_losses_of_one(
-    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole: Path
+def test_two_hosts_give_the_losses_of_one_also_after_a_kill(
+    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
 ) -> None:
-    two_hosts.run([*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, tmp_path)], tmp_path)
-    assert losses(tmp_path) == losses(whole)
+    """Under the real launcher, and on one host without it."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    outputs(two_ranks(*map(str, training(shards_folder, one, "optim.steps=40"))))
+    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, two, "optim.steps=40")]
+    process = two_hosts.start(command, tmp_path)
+    wait_for(lambda: len(losses(two)) >= 9)
+    for host in ADDRESSES:
+        for pid in two_hosts.processes(host, f"{REPOSITORY}/pretrain/run.py"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert not (two / "checkpoints/step-00000040").exists()
+    assert "resumed from step" in two_hosts.run(command, tmp_path)
+    assert losses(two) == losses(one)
 
 
 @pytest.mark.long

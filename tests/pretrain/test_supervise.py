@@ -125,10 +125,10 @@ def test_stopping_the_real_launcher_saves_in_time(
 ) -> None:
     """DeepSpeed's launcher kills ranks 30 s after a SIGTERM or Ctrl-C: it is ended first. No traceback is shown."""
     folder = tmp_path / "run"
-    arguments = run_arguments(shards_folder, folder, "optim.steps=3000", "log_every=50")
+    arguments = run_arguments(shards_folder, folder, "optim.steps=3000", "log_every=4")
     deepspeed = (Path(sys.executable).with_name("deepspeed"), "--num_gpus=2", f"--master_port={free_port()}")
     process = supervise(launch, *deepspeed, *arguments)
-    wait_for_step(folder, 12)
+    wait_for_step(folder, 4)
     if isinstance(how, signal.Signals):
         process.send_signal(how)
     else:

@@ -4,6 +4,7 @@ oneDNN and PyTorch limit themselves to an instruction set by environment variabl
 what is chosen, not how fast such a CPU is.
 """
 
+import json
 import os
 import resource
 import shutil
@@ -15,26 +16,46 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.warm import IMPORTED
 
 CPUS = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "sse41": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"},
 }
 GIB = 2**30
+LIBRARIES = [name for name in IMPORTED if not name.startswith("deepspeed")]  # stage 0 needs none of it
 STEPS = ("optim.steps=2", "optim.warmup_steps=1", "batch_size=8", "evaluate_sequences=8")
 
 
+SERIES = f"""
+import json, os, runpy, sys
+import {", ".join(LIBRARIES)}
+for script, *arguments in json.loads(sys.argv[1]):
+    if not (child := os.fork()):
+        sys.path[0], sys.argv = os.path.dirname(script), [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+        sys.exit()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        sys.exit(code)
+"""
+"""Runs scripts one after another, each in a process of its own, which share the import of libraries."""
+
+
 def bare(variables: dict[str, str], memory: int | None = None) -> Callable[..., str]:
-    """Runs scripts on one core with only these environment variables: no HOME, no locale, no compiler on the path."""
+    """Runs scripts (each with its arguments) on one core with only these environment variables: no HOME, no locale, no
+    compiler on the path.
+    """
 
     def limit() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         if memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
-    def run(script: str, *arguments: str | Path) -> str:
+    def run(*scripts: tuple[str | Path, ...]) -> str:
+        series = json.dumps([[str(REPOSITORY / script), *map(str, arguments)] for script, *arguments in scripts])
         done = subprocess.run(
-            [sys.executable, REPOSITORY / script, *arguments],
+            [sys.executable, "-c", SERIES, series],
             env={"PATH": "/nonexistent", "LANG": "C", **variables},
             preexec_fn=limit,
             capture_output=True,
@@ -51,20 +72,21 @@ def bare(variables: dict[str, str], memory: int | None = None) -> Callable[..., 
 def test_an_older_cpu_with_one_core_and_4_gb_trains_evaluates_exports_and_fine_tunes_in_fp32(
     cpu: str, shards_folder: Path, tmp_path: Path
 ) -> None:
-    run = bare(CPUS[cpu], memory=4 * GIB)
-    said = run(
-        "pretrain/run.py", "--preset", "tiny", "--data", shards_folder, "--output", tmp_path / "run", "--set", *STEPS
+    (tmp_path / "CoLA").mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "CoLA" / name).write_text("made\t1\t\tA sentence.\nmade\t0\t*\tSentence a.\n" * 8)
+    given = ("--preset", "tiny", "--data", shards_folder, "--output", tmp_path / "run", "--set", *STEPS)
+    task = ("--task", "CoLA", "--data_dir", tmp_path, "--seeds", "1", "--epochs", "1", "--keep", "none")
+    said = bare(CPUS[cpu], memory=4 * GIB)(
+        ("pretrain/run.py", *given),
+        ("pretrain/evaluate.py", tmp_path / "run", "--sequences", "8"),
+        ("pretrain/export.py", tmp_path / "run", tmp_path / "exported"),
+        ("finetune/run_glue.py", "--model", tmp_path / "exported", *task, "--output", tmp_path / "scores"),
     )
     assert f"precision   fp32 (zero0_fp32): this CPU has no bf16 instructions ({cpu})\n" in said
     assert " on this core if nothing else runs\n" in said and "done: 2 steps" in said
     assert f"CPU with {cpu}" in (tmp_path / "run" / "run.json").read_text()
-    assert "MLM loss" in run("pretrain/evaluate.py", tmp_path / "run", "--sequences", "8")
-    run("pretrain/export.py", tmp_path / "run", tmp_path / "exported")
-    (tmp_path / "CoLA").mkdir()
-    for name in ("train.tsv", "dev.tsv"):
-        (tmp_path / "CoLA" / name).write_text("made\t1\t\tA sentence.\nmade\t0\t*\tSentence a.\n" * 8)
-    task = ("--task", "CoLA", "--data_dir", tmp_path, "--seeds", "1", "--epochs", "1", "--keep", "none")
-    said = run("finetune/run_glue.py", "--model", tmp_path / "exported", *task, "--output", tmp_path / "scores")
+    assert "MLM loss" in said
     assert f"precision fp32 (zero0_fp32): this CPU has no bf16 instructions ({cpu})\n" in said
     assert "CoLA seed 1: epoch 1, loss" in said
 
@@ -72,7 +94,7 @@ def test_an_older_cpu_with_one_core_and_4_gb_trains_evaluates_exports_and_fine_t
 @pytest.mark.long
 def test_a_file_that_this_cpu_only_emulates_still_runs_after_one_warning(shards_folder: Path, tmp_path: Path) -> None:
     given = ("--preset", "tiny", "--data", shards_folder, "--deepspeed_config", "zero1_bf16", "--set", *STEPS)
-    said = bare(CPUS["avx2"])("pretrain/run.py", *given, "--output", tmp_path / "run")
+    said = bare(CPUS["avx2"])(("pretrain/run.py", *given, "--output", tmp_path / "run"))
     warnings = [line for line in said.splitlines() if "only emulates" in line]
     assert len(warnings) == 1 and "as slowly as fp32; add --deepspeed_config ds_configs/zero1_fp32" in warnings[0]
     assert "done: 2 steps" in said

@@ -16,12 +16,14 @@ from tests.cluster.runs import wait_for
 from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
 from tests.reliability.runs import Launch, assert_nothing_was_lost, on_two_ranks, supervised
 
+SHORT = ("optim.steps=8", "evaluate_every=8")
+
 
 @pytest.fixture(scope="module")
 def whole_short(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
     """Folder of an undisturbed run in one process."""
     folder = tmp_path_factory.mktemp("two") / "whole"
-    finished(launch(0, *run_arguments(shards_folder, folder)))
+    finished(launch(0, *run_arguments(shards_folder, folder, *SHORT)))
     return folder
 
 
@@ -45,7 +47,8 @@ def test_of_two_simultaneous_commands_one_trains_and_the_other_is_refused(
     whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    processes = {process.pid: process for process in (launch(0, *run_arguments(shards_folder, folder)) for _ in "12")}
+    command = run_arguments(shards_folder, folder, *SHORT)
+    processes = {process.pid: process for process in (launch(0, *command) for _ in "12")}
     with held_still(folder) as pid:
         trained = processes.pop(pid)
         (refused,) = processes.values()
@@ -66,11 +69,12 @@ def test_a_later_command_is_refused_within_seconds_and_changes_nothing(
     whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    first = launch(0, *run_arguments(shards_folder, folder))
+    command = run_arguments(shards_folder, folder, *SHORT)
+    first = launch(0, *command)
     with held_still(folder):
         before = contents(folder)
         started = time.monotonic()
-        later = launch(0, "pretrain/supervise.py", "--", "python", *run_arguments(shards_folder, folder))
+        later = launch(0, "pretrain/supervise.py", "--", "python", *command)
         assert len(errors(output := finished(later, code=2))) == len(output.splitlines()) == 1
         assert time.monotonic() - started < 60
         assert contents(folder) == before

@@ -30,6 +30,11 @@ def batch(shards: Shards) -> Batch:
     return make_batch(shards, np.arange(500), np.zeros(500, dtype=np.int64), seed=0)
 
 
+@pytest.fixture(scope="module")
+def small_batch(shards: Shards) -> Batch:
+    return make_batch(shards, np.arange(150), np.zeros(150, dtype=np.int64), seed=0)
+
+
 def model_of(shards: Shards, name: str, **switches: Any) -> Any:
     config = objective_class(name).Config.from_values(switches)
     return build_model(describe(PRESETS["tiny"].model_copy(update={"objective": config}), shards)).eval()
@@ -77,7 +82,7 @@ def test_the_text_is_counted_up_to_a_limit_and_the_same_for_every_seed(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
-    name: str, shards: Shards, batch: Batch
+    name: str, shards: Shards, small_batch: Batch
 ) -> None:
     model, run = model_of(shards, name), PRESETS["tiny"]
     plain = build_model(describe(run, shards))
@@ -85,10 +90,10 @@ def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
     embeddings = {name for name, _ in plain.named_parameters() if ".embeddings." in name}
     own = {name for name, _ in model.named_parameters()}
     assert own == names | {name.replace("generator.", "discriminator.", 1) for name in embeddings}
-    output = model(batch, entropies=True)
+    output = model(small_batch, entropies=True)
     output.loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    visible = batch.attention_mask_BL
+    visible = small_batch.attention_mask_BL
     assert output.loss.item() == pytest.approx(50 * output.discriminator_loss_BL[visible].mean().item(), rel=1e-5)
     assert not output.generator_loss_BK.any() and not output.sampler_loss_BK.any()
     p = expected(shards, name)
@@ -101,10 +106,10 @@ def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_originals_are_never_drawn_if_forbidden(name: str, shards: Shards, batch: Batch) -> None:
-    valid, free = batch.masked_valid_BK, model_of(shards, name)(batch)
-    drawn = model_of(shards, name, forbid_original=True)(batch).draw.tokens_BK
-    original = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+def test_originals_are_never_drawn_if_forbidden(name: str, shards: Shards, small_batch: Batch) -> None:
+    valid, free = small_batch.masked_valid_BK, model_of(shards, name)(small_batch)
+    drawn = model_of(shards, name, forbid_original=True)(small_batch).draw.tokens_BK
+    original = small_batch.input_ids_BL.gather(1, small_batch.masked_positions_BK)
     assert (free.draw.tokens_BK == original)[valid].any() and not (drawn == original)[valid].any()
 
 

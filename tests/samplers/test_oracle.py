@@ -67,7 +67,7 @@ def p_and_losses(model: Electra) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("exponent", [-1.0, 0.0, 2.0])
 def test_with_one_mask_and_many_candidates_the_draws_tend_to_p_g_times_a_power_of_the_loss(
     exponent: float, make_electra: Callable[..., Electra]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Worker of test_engine.py: trains under every ZeRO stage and precision in one launch, and writes figures as JSON.
+"""Worker of test_engine.py: trains under every ZeRO stage and precision in one job, and writes figures as JSON.
 
     deepspeed --num_gpus 2 tests/pretrain/engine/engine_worker.py FOLDER     or by plain python as a single process
 
@@ -34,7 +34,7 @@ VARIANTS = tuple(name for name in sorted(deepspeed_values.VARIANTS) if name.coun
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_bf16", "zero1_fp16")
 """Files under which one process trains too, by a shorter way without summing gradients over ranks."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
-STEPS, SAVED_AT = 10, 4
+STEPS, SAVED_AT = 6, 3
 RECOMPUTED = ("zero0_fp32", "zero1_bf16", "zero3_bf16")
 """Files under which layers are recomputed, one for each back end; two steps show it."""
 OPTIM = OptimConfig(lr=5e-3, steps=STEPS, warmup_steps=2)

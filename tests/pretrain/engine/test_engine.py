@@ -1,10 +1,8 @@
-"""Claims about the engine under the real launcher: one and two ranks, every stage and precision (engine_worker.py)."""
+"""Claims about the engine on one and two ranks, at every stage and precision (engine_worker.py)."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -19,19 +17,18 @@ from pretrain.engine.optim import parameter_groups, without_bias_correction
 from pretrain.job.processes import start_processes
 from tests.deepspeed_values import VARIANTS
 from tests.pretrain.engine import engine_worker as worker
+from tests.warm import Warm, outputs, two_ranks
 
 Figures = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., Popen[str]]) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the ranks' figures: one process saves, two resume from it and save."""
     folder = tmp_path_factory.mktemp("engine")
-    for ranks in (0, 2):
-        process = launch(ranks, worker.__file__, folder)
-        output = process.communicate(timeout=400)[0]
-        assert process.returncode == 0, output
-        (folder / f"output-{ranks}").write_text(output)
+    for ranks, start in ((1, lambda *given: [Warm(*given)]), (2, two_ranks)):
+        said = outputs(start(worker.__file__, folder), 400)
+        (folder / f"output-{ranks}").write_text("".join(said))
     return folder
 
 
@@ -65,7 +62,7 @@ def test_every_stage_trains_like_one_plain_process_on_the_whole_batch(
     two: Figures, plain: list[float], name: str
 ) -> None:
     assert two["train"][name]["losses"] == pytest.approx(plain, rel=1e-6)
-    assert plain[-1] < plain[0] / 2  # otherwise nothing was learned and the agreement means little
+    assert plain[-1] < 0.6 * plain[0]  # otherwise nothing was learned and the agreement means little
 
 
 @pytest.mark.parametrize("name", worker.BF16)
@@ -174,8 +171,9 @@ def test_a_value_is_shared_from_the_first_rank(two: Figures) -> None:
 
 
 def test_deepspeed_prints_nothing_between_our_lines(folder: Path) -> None:
-    assert "INFO" not in (folder / "output-0").read_text()
-    assert "Warning" not in (folder / "output-2").read_text()
+    for ranks in (1, 2):
+        said = (folder / f"output-{ranks}").read_text()
+        assert "INFO" not in said and "Warning" not in said
 
 
 def make_engine(model: nn.Module) -> Engine:

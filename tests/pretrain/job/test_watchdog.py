@@ -141,18 +141,22 @@ def test_a_job_restarted_by_torchrun_is_not_ended_by_the_previous_failure(tmp_pa
     assert said.count("came as far in peace") == 2
 
 
+LAUNCHER = """
+import os, runpy, sys
+if rank := os.fork():
+    open(f"{sys.argv[-1]}/rank", "w").write(str(rank))
+    os.waitpid(rank, 0)
+else:
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize(("how", "code"), [("stops", 75), ("never stops", 1)])
 def test_a_rank_does_not_outlive_its_launcher(how: str, code: int, tmp_path: Path) -> None:
-    script = f'"$@" & echo $! > {tmp_path}/rank; wait'
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "1"}
-    launcher = subprocess.Popen(
-        ["sh", "-c", script, "sh", sys.executable, WORKER, how, tmp_path],
-        cwd=REPOSITORY,
-        env=os.environ | job | {"RANK": "0", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "1", "RANK": "0"}
+    launcher = Warm(tmp_path / "launcher.py", REPOSITORY / WORKER, how, tmp_path, env=job)
     wait_for_start([launcher])
     time.sleep(0.5)
     launcher.send_signal(signal.SIGKILL)

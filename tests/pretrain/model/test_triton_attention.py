@@ -216,7 +216,7 @@ def test_dropout_follows_pytorchs_seed() -> None:
 
 
 def test_two_runs_have_the_same_bits() -> None:
-    given = example(Case(2, 130, 32, 10, (130, 70)), torch.float16)
+    given = example(Case(1, 70, 32, 10, (70, 33)), torch.float16)
     results = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -225,7 +225,7 @@ def test_two_runs_have_the_same_bits() -> None:
 
 
 def test_the_gradients_of_a_heads_biases_sum_to_zero() -> None:
-    given = example(Case(3, 200, 32, 10, (200,)), torch.float32)
+    given = example(Case(2, 130, 32, 10, (130,)), torch.float32)
     gradient_XN = in_triton(given, 0.1)[4]
     assert (gradient_XN.sum(0).abs() < 1e-5 * gradient_XN.abs().sum(0)).all()
 
@@ -263,8 +263,8 @@ def test_an_encoder_is_that_of_plain_pytorch(relative: bool, recompute: bool, in
     plain = ElectraEncoder(config)
     ours = copy.deepcopy(plain)
     ours.encoder.recompute = recompute
-    ids_BL, gradient_BLH = torch.randint(50, (2, 100)), torch.randn(2, 100, 64)
-    visible_BL = torch.arange(100) < torch.tensor([[100], [45]])
+    ids_BL, gradient_BLH = torch.randint(50, (2, 70)), torch.randn(2, 70, 64)
+    visible_BL = torch.arange(70) < torch.tensor([[70], [45]])
     hidden = []
     for encoder in (plain, ours):
         hidden_BLH = encoder(ids_BL, visible_BL, 0 * ids_BL)

@@ -1,6 +1,7 @@
 """Claims about the names and groups of curves."""
 
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,7 @@ def test_a_run_has_the_name_of_its_folder(tmp_path: Path) -> None:
 
 def test_a_resumed_run_overwrites_lost_curves(tmp_path: Path) -> None:
     for first in (1, 3):
+        time.sleep(first // 3)  # files are read in the order of their names, which begin with the second of their start
         writer = TensorBoard(tmp_path, first)
         for step in range(first, 5):
             writer.write(step, Curves({"Loss/generator_loss/train": float(first)}))

@@ -180,7 +180,7 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
         monkeypatch.setattr(ops, name, plain[name])
     cuda_ops.use(cuda_ops.LEAST_CAPABILITY)
     monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])
-    sizes = ["layers=2", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]
+    sizes = ["layers=2", "heads=1", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]
     run = with_overrides(
         with_objective(preset("tiny"), objective), [f"model.{size}" for size in sizes] + ["batch_size=2"]
     )

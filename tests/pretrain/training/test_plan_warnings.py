@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan
 from pretrain.training.plan_warnings import disk_needed, plan_warnings, too_long, unasked_months
 from pretrain.training.run_folder import CHECKPOINTS
+from tests.conftest import REPOSITORY
 
 PARAMETERS = 10**7
 GPU = GPUS["v100", "fp16"]._replace(name="1 V100")
@@ -240,6 +242,23 @@ def test_a_host_is_shown_without_control_characters(shards_folder: Path, tmp_pat
     with pytest.raises(ConfigError, match="hostfile") as caught:
         main(options(shards_folder, preset="tiny", output=tmp_path / "run", hostfile=tmp_path / "hosts"))
     assert str(caught.value).isprintable() and r"no\x1b[2Jde\u202e slots=1" in str(caught.value)
+
+
+def test_the_mistakes_of_a_hostfile_and_fp16_on_a_host_without_a_gpu_are_named(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    host, hostfile = socket.gethostname(), tmp_path / "hosts"
+    file = REPOSITORY / "ds_configs/zero1_fp16.json"
+    for text, problem in (
+        (f"{host} slot=1\n", f"line 1: got '{host} slot=1'"),
+        (f"{host} slots=1\n" * 2, f"line 2: got '{host} slots=1', expected one line for each"),
+        (f"{host} slots=1\n", "fp16.enabled: true without a GPU"),
+    ):
+        hostfile.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            main(options(shards_folder, preset="tiny", hostfile=hostfile, deepspeed_config=str(file)))
+        (found,) = caught.value.problems
+        assert problem in found
 
 
 def test_a_missing_hostfile_is_named(shards_folder: Path, tmp_path: Path) -> None:
