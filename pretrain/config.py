@@ -64,7 +64,7 @@ class RunConfig(StrictConfig):
         if isinstance(model, ModelConfig):
             return model
         kind = model.get("backbone") if isinstance(model, dict) else None
-        if kind not in KINDS:
+        if kind not in [*KINDS]:
             raise ValueError(f"got backbone {shown(kind)}, {one_of(kind, KINDS)}")
         return KINDS[kind].model_validate(model)
 
