@@ -235,10 +235,3 @@ def test_truncated_shards_are_named(built):
         assert_one_clear_line(run_warm("pretrain/run.py --preset tiny --dry_run", built), "shard-00000")
     finally:
         path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("script", "default"), [("data_prep/build_shards.py", "data/raw"), ("pretrain/run.py", "data/wikibooks")]
-)
-def test_the_error_for_missing_default_input_names_the_quickstart(script, default, tmp_path):
-    assert_one_clear_line(run(script, tmp_path), default, "python -m quickstart.run")
