@@ -66,6 +66,7 @@ def own_modules(room):
     return [module for module in modules(*PACKAGES) if room_of(".".join(module.with_suffix("").parts)) == room]
 
 
+@cache
 def rooms_imported(room):
     """The other rooms that a room imports, each with one module that imports it."""
     found = {room_of(name): module for module in own_modules(room) for name in imported(module)}

@@ -1,4 +1,4 @@
-"""Starts scripts in processes that have imported PyTorch and its like already: seconds less for each.
+"""Starts scripts in processes that have imported the project and its libraries already: seconds less for each.
 
 Each is a process of its own, forked from one that has done nothing but import: with its own arguments, environment,
 folder, output and exit code. What only a new interpreter shows (what is imported, what an import prints, what a library
@@ -28,8 +28,11 @@ IMPORTED = [
     *("matplotlib.pyplot", "torch.utils.tensorboard", "jinja2", "pyarrow", "regex", "safetensors.torch"),
     *("transformers.models.electra.modeling_electra", "transformers.models.bert.tokenization_bert"),
     *("deepspeed.ops.op_builder", "matplotlib.backends.backend_svg", "setuptools.dist", "nanotoken"),
+    *("data_prep.build_shards", "pretrain.evaluate", "pretrain.export", "pretrain.page"),
+    *("pretrain.training.train", "finetune.predictions", "finetune.reporting.results", "finetune.running.run_list"),
+    *("finetune.glue.job", "finetune.squad.job", "finetune.tagging.job"),
 ]
-"""Imported once: libraries only, so that each process imports the project itself."""
+"""Imported once: libraries, and what the commands import; each process still runs its script from the beginning."""
 AT_IMPORT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Read by libraries when they are imported."""
 

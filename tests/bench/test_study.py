@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from foundation.locks import Lock
+from tests import warm
 from tests.conftest import REPOSITORY
 
 STUDY = {
@@ -72,19 +73,28 @@ def write_data(folder: Path) -> None:
     (folder / "study.json").write_text(json.dumps(STUDY))
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Path, *options: str) -> list[str | Path]:
     data = ("--data_dir", folder, "--squad", folder / "squad", "--blimp", folder / "blimp")
-    command = (sys.executable, "bench/study.py", folder / "study.json", "--input", folder / "text.txt", *data)
-    results = ("--results", folder / "results")
-    return subprocess.run((*command, *results, *options), cwd=REPOSITORY, capture_output=True, text=True)
+    typed = ("bench/study.py", folder / "study.json", "--input", folder / "text.txt", *data)
+    return [*typed, "--results", folder / "results", *options]
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    typed = [sys.executable, *command(folder, *options)]
+    return subprocess.run(typed, cwd=REPOSITORY, capture_output=True, text=True)
+
+
+def refused(folder: Path, *options: str) -> list[str]:
+    """The lines of its errors of a command that must be refused."""
+    done = warm.run(*command(folder, *options))
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr.splitlines()
 
 
 def test_a_second_study_in_an_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     write_data(tmp_path)
     with Lock(tmp_path / "output" / "lock"):
-        refused = run(tmp_path, "--output", str(tmp_path / "output"))
-    assert refused.returncode == 2, refused.stdout + refused.stderr
-    (line,) = refused.stderr.splitlines()
+        (line,) = refused(tmp_path, "--output", str(tmp_path / "output"))
     assert f"output: {tmp_path}/output is in use by process {os.getpid()} on " in line and "name another" in line
 
 
@@ -140,14 +150,12 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
 def test_a_missing_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
     write_data(tmp_path)
     shutil.rmtree(tmp_path / "blimp")
-    found = run(tmp_path, "--output", str(tmp_path / "out"))
-    assert found.returncode == 2
-    assert found.stderr.count("\n") == 1 and "blimp: " in found.stderr and "does not exist" in found.stderr
+    (line,) = refused(tmp_path, "--output", str(tmp_path / "out"))
+    assert "blimp: " in line and "does not exist" in line
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_row_or_seed_is_refused(tmp_path: Path) -> None:
     write_data(tmp_path)
-    found = run(tmp_path, "--rows", "bass", "--seeds", "7")
-    assert found.returncode == 2
-    assert "rows: got 'bass'" in found.stderr and "seeds: got 7, expected one of 0, 1" in found.stderr
+    said = "\n".join(refused(tmp_path, "--rows", "bass", "--seeds", "7"))
+    assert "rows: got 'bass'" in said and "seeds: got 7, expected one of 0, 1" in said

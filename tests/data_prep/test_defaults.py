@@ -20,7 +20,8 @@ SOURCES = (
     "pyproject.toml",
     "constraints.txt",
 )
-SCRIPTS = ("data_prep/train_vocab", "data_prep/build_shards", "pretrain/run")
+SCRIPTS = {"data_prep/train_vocab": "data/raw", "data_prep/build_shards": "data/raw", "pretrain/run": "data/wikibooks"}
+"""Each script's default input."""
 
 
 def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -30,11 +31,17 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def last_words(command: str, folder: Path) -> str:
-    """The command at the end of an error's single line."""
+def error(command: str, folder: Path) -> str:
+    """The single line of a command's error."""
     done = typed(command, folder)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
+    assert ": error: " in line
+    return line
+
+
+def last_words(line: str) -> str:
+    """The command at its end."""
     return line.rpartition(": ")[2]
 
 
@@ -46,10 +53,11 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [f"python {script}.py" for script in SCRIPTS])
-def test_a_fresh_clone_is_sent_to_the_quickstart(command: str, clone: Path) -> None:
-    words = last_words(command, clone)
-    assert words == "python -m quickstart.run"
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_fresh_clone_is_told_its_missing_default_input_and_sent_to_the_quickstart(script: str, clone: Path) -> None:
+    line = error(f"python {script}.py", clone)
+    assert f"{Path(script).name}.py: error: " in line and SCRIPTS[script] in line
+    assert last_words(line) == "python -m quickstart.run"
 
 
 def test_own_text_leads_to_a_vocabulary_and_then_to_shards(clone: Path, corpus: Path) -> None:
@@ -60,7 +68,7 @@ def test_own_text_leads_to_a_vocabulary_and_then_to_shards(clone: Path, corpus: 
     done = typed("python pretrain/run.py", clone)
     assert done.returncode == 2
     assert f"build them: {build}; or try the quickstart" in done.stderr
-    train = last_words(build, clone)
+    train = last_words(error(build, clone))
     assert train == "python -m data_prep.train_vocab"
     for command in (train, build):
         done = typed(command, clone)
@@ -69,7 +77,7 @@ def test_own_text_leads_to_a_vocabulary_and_then_to_shards(clone: Path, corpus: 
 
 def test_a_vocabulary_is_learned_from_the_input_that_was_given(clone: Path, corpus: Path) -> None:
     (clone / "my text").symlink_to(corpus)
-    words = last_words("python data_prep/build_shards.py --input 'my text'", clone)
+    words = last_words(error("python data_prep/build_shards.py --input 'my text'", clone))
     assert shlex.split(words) == ["python", "-m", "data_prep.train_vocab", "--input", "my text"]
     assert typed(words, clone).returncode == 0
     assert (clone / "data" / "vocab" / "vocab.txt").is_file()

@@ -33,7 +33,7 @@ def copy(built, tmp_path):
 
 
 def test_an_intact_folder_is_verified(built):
-    done = run_script("data_prep/inspect_shards.py", built, "--verify", "--show", 1)
+    done = run_script("data_prep/inspect_shards.py", built, "--verify", "--show", 1, "--workers", 1)
     assert done.returncode == 0, done.stderr
     assert "verified: no problem found" in done.stdout
     assert "inspect_shards:" not in done.stderr
@@ -164,14 +164,10 @@ def test_output_to_a_full_disk_is_a_readable_error(built):
     assert said and all("No space left on device" in line for line in said), done.stderr
 
 
-@pytest.fixture(scope="module")
-def two_workers():
-    with start_pool(2) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize(("shard_mb", "processes"), [(1000, []), (0.12, [2])])
-def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monkeypatch, shard_mb, processes):
+def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monkeypatch, laptop, shard_mb, processes):
+    """Without megatron-core, which each process would import for seconds."""
+    monkeypatch.setenv("PYTHONPATH", laptop["PYTHONPATH"])
     assert build(options.model_copy(update={"output": tmp_path / "out", "shard_mb": shard_mb})) == 0
     started = []
 
@@ -184,15 +180,16 @@ def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monke
     assert started == processes
 
 
-def test_two_workers_report_damage_in_several_shards_in_the_order_of_the_shards(built, tmp_path, two_workers):
-    assert verify(built, load_manifest(built), two_workers) == []
-    copy = shutil.copytree(built, tmp_path / "copy")
+def test_two_workers_report_damage_in_several_shards_in_the_order_of_the_shards(built, copy, monkeypatch, laptop):
+    monkeypatch.setenv("PYTHONPATH", laptop["PYTHONPATH"])
     manifest = load_manifest(copy)
     damaged = [manifest.shards[number].name for number in (0, -1)]
     for name in damaged:
         with (copy / f"{name}.bin").open("r+b") as file:
             file.write(b"\xff\xff")
-    found = verify(copy, manifest, two_workers)
+    with start_pool(2) as two_workers:
+        assert verify(built, manifest, two_workers) == []
+        found = verify(copy, manifest, two_workers)
     assert [problem.split(":")[0] for problem in found] == [str(copy / name) for name in damaged]
     assert all("changed since it was written (sha256)" in problem for problem in found)
 

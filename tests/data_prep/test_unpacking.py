@@ -25,12 +25,12 @@ TEXT = b"".join(b"Line %d of the text.\n" % number for number in range(20_000))
 @pytest.mark.parametrize("kind", PACKERS)
 def test_the_text_of_a_file_is_estimated_from_its_beginning_though_decompressors_read_ahead(tmp_path, kind):
     """Words drawn at random: every part of the text is compressed alike."""
-    draw = random.Random(0)
-    text = b" ".join(b"%x" % draw.randrange(5000) for _ in range(700_000))
-    (tmp_path / "a").write_bytes(PACKERS[kind](text))
-    share = len(text) / (tmp_path / "a").stat().st_size
+    text = b" ".join(random.Random(0).choices([b"%x" % number for number in range(5000)], k=700_000))
+    packed = PACKERS[kind](text)
+    (tmp_path / "a").write_bytes(packed)
+    share = len(text) / len(packed)
     assert text_per_byte(tmp_path / "a") == pytest.approx(share, rel=0.1)
-    (tmp_path / "a").write_bytes(PACKERS[kind](text)[:-1000])  # damaged: the build says so
+    (tmp_path / "a").write_bytes(packed[:-1000])  # damaged: the build says so
     assert text_per_byte(tmp_path / "a") == pytest.approx(share, rel=0.1)
 
 

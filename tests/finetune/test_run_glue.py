@@ -15,7 +15,7 @@ from foundation.config import ConfigError
 from foundation.machine import multiplies_bf16
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch, run_queue
-from tests.warm import Warm, run
+from tests.warm import Warm
 
 SHORT = {"epochs": 1, "batch_size": 32, "deepspeed_config": REPOSITORY / "ds_configs" / "zero0_fp32.json"}
 
@@ -47,12 +47,12 @@ def test_plain_torch_without_deepspeed_learns_what_zero_1_does(
     stock_model: Path, cola_folder: Path, tmp_path: Path, laptop: dict[str, str]
 ) -> None:
     options = ["--model", stock_model, "--data_dir", cola_folder, "--task", "CoLA", "--epochs", "2", "--seeds", "1"]
-    command = ["finetune/run_glue.py", *options, "--output"]
-    plain = [sys.executable, *command, tmp_path / "without", "--deepspeed_config", "zero0_fp32"]
+    command = ["finetune/run_glue.py", *options, "--output", tmp_path / "without", "--deepspeed_config", "zero0_fp32"]
+    plain = [sys.executable, *command]
     subprocess.run(plain, cwd=REPOSITORY, env=laptop, check=True, timeout=240)
-    done = run(*command, tmp_path / "with", "--deepspeed_config", "zero1_fp32")
-    assert done.returncode == 0, done.stderr
-    without, under = (read_records(tmp_path / name / "results.jsonl")[0] for name in ("without", "with"))
+    (without,) = read_records(tmp_path / "without" / "results.jsonl")
+    changes = {"epochs": 2, "batch_size": None, "seeds": (1,), "deepspeed_config": "zero1_fp32"}
+    (under,) = run_here(stock_model, cola_folder, tmp_path / "with", **changes)
     assert without.train_losses == pytest.approx(under.train_losses, rel=1e-4)
 
 
@@ -176,25 +176,25 @@ def await_epoch(process: Warm, epoch: int) -> None:
 
 
 def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
-    arguments = (stock_model, cola_folder, tmp_path, "--epochs", "2", "--seeds", "1", "2", "3", "4")
+    arguments = (stock_model, cola_folder, tmp_path, "--epochs", "1", "--seeds", "1", "2", "3", "4")
     said = [process.communicate(timeout=400)[0] for process in [start(*arguments) for _ in range(2)]]
     seeds = [record.run.seed for record in read_records(tmp_path / "results.jsonl")]
     assert sorted(seeds) == [1, 2, 3, 4]
-    assert sum(text.count("epoch 2, ") for text in said) == 4  # none was run twice
+    assert sum(text.count("epoch 1, ") for text in said) == 4  # none was run twice
 
 
 def test_a_terminated_run_exits_with_75_and_resumes(
     stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = start(stock_model, cola_folder, tmp_path, "--epochs", "12", "--seeds", "1")
-    await_epoch(process, 2)
+    process = start(stock_model, cola_folder, tmp_path, "--epochs", "8", "--seeds", "1")
+    await_epoch(process, 1)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=200)[0]
     assert (process.returncode, "stopped on request" in said) == (75, True)
     assert not (tmp_path / "results.jsonl").exists()
-    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=12, batch_size=8)
+    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=8, batch_size=8)
     assert "resumes after step" in capsys.readouterr().out
-    assert len(record.train_losses) == 12
+    assert len(record.train_losses) == 8
     assert not any((tmp_path / "checkpoints").iterdir())
 
 

@@ -92,9 +92,9 @@ def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder
 
 
 def clone_into(folder):
-    """Copies only the sources, without data or runs."""
+    """Copies only the sources, with their bytecode, without data or runs."""
     for name in ("electra_sampler", "foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / name, folder / name)
     shutil.copy(REPOSITORY / "Makefile", folder)
 
 
