@@ -127,9 +127,7 @@ def run_stage(command: str) -> int:
     import torch
 
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    found = {
-        "DS_ACCELERATOR": "cuda" if torch.cuda.is_available() else "cpu"
-    }  # else DeepSpeed warns
+    found = {"DS_ACCELERATOR": "cuda" if torch.cuda.is_available() else "cpu"}  # else DeepSpeed warns
     return subprocess.run(shlex.split(command), env=found | os.environ | {"PATH": path}).returncode
 
 
