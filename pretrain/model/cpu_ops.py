@@ -43,8 +43,9 @@ def use(instruction_set: str | None = None) -> None:
 
 
 def tokens_of(visible_BL: Tensor) -> Tensor | None:
-    """Computes `ops.tokens_of`: all tokens, or `None` if there is no padding."""
-    return None if visible_BL.all() else visible_BL.flatten().nonzero().squeeze(1)
+    """Computes `ops.tokens_of`: all tokens, or `None` if there is no padding, or another device."""
+    on_another = visible_BL.device.type != "cpu"
+    return None if on_another or visible_BL.all() else visible_BL.flatten().nonzero().squeeze(1)
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
