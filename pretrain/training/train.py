@@ -73,9 +73,9 @@ def train_rank(plan: Plan) -> int:
 def is_finished(plan: Plan) -> bool:
     """Returns whether the run folder holds an intact checkpoint of the last step."""
     with suppress(ConfigError):
-        newest = newest_valid(plan.folder / CHECKPOINTS)
+        newest = newest_valid(plan.folder / CHECKPOINTS, say=lambda line: None)  # said when the run resumes
         return newest is not None and newest.step == plan.run.optim.steps
-    return False  # said when the run resumes
+    return False
 
 
 def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
