@@ -65,10 +65,10 @@ class SubwordTokenizer:
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
         )
-        byte_level = _byte_level(json.loads(tokenizer.to_str()))
+        settings = json.loads(tokenizer.to_str())
+        byte_level = _byte_level(settings)
         self._lead = "" if byte_level is None or byte_level["add_prefix_space"] else " "
-        nothing: tuple[Any, str | None] = None, None
-        self._fast, self.slow_because = _fast_encoder(tokenizer) if byte_level is None else nothing
+        self._fast, self.slow_because = _fast_encoder(settings)
         self.vocab_size = tokenizer.get_vocab_size()
         self.special = SpecialTokens.model_validate(
             {name: tokenizer.token_to_id(f"[{name.upper()}]") for name in SpecialTokens.model_fields}
@@ -227,18 +227,22 @@ def _byte_level(settings: dict[str, Any]) -> dict[str, Any] | None:
     return steps[0] if steps and settings["model"].get("type") == "BPE" else None
 
 
-def _fast_encoder(tokenizer: Tokenizer) -> tuple[Any, str | None]:
-    """Returns nanotoken's equivalent of the tokenizer; None and the reason if it cannot be used."""
+def _fast_encoder(settings: dict[str, Any]) -> tuple[Any, str | None]:
+    """Returns nanotoken's equivalent of the tokenizer with these settings; None and the reason if it cannot be used.
+
+    For a byte-level BPE, which nanotoken does not know, there is no reason to report.
+    """
+    if _byte_level(settings) is not None:
+        return None, None
     try:
         from nanotoken import WordPieceTokenizer
     except ImportError:
         return None, "nanotoken is not installed"
-    settings = json.loads(tokenizer.to_str())
-    # special tokens in the input are ordinary text
-    settings["added_tokens"] = [token for token in settings["added_tokens"] if not token["special"]]
-    settings["post_processor"] = None  # would add special tokens
+    # special tokens in the input are ordinary text, and none are added
+    plain = [token for token in settings["added_tokens"] if not token["special"]]
     try:
-        return WordPieceTokenizer.from_json(json.dumps(settings)), None
+        without = settings | {"added_tokens": plain, "post_processor": None}
+        return WordPieceTokenizer.from_json(json.dumps(without)), None
     except ValueError as error:
         return None, f"nanotoken does not support this tokenizer ({error})"
 

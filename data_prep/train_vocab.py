@@ -63,9 +63,12 @@ class VocabularyOptions(StrictConfig):
             strip_accents=False if self.keep_accents and not self.cased else None,  # None: with the case
             handle_chinese_chars=not self.join_cjk,
         )
-        if self.unicode_form == "none":
-            return bert
-        return normalizers.Sequence([getattr(normalizers, self.unicode_form.upper())(), bert])
+        return normalizers.Sequence([self.form, bert]) if self.form else bert
+
+    @property
+    def form(self) -> normalizers.Normalizer | None:
+        """The Unicode normalization form, if one is asked for."""
+        return None if self.unicode_form == "none" else getattr(normalizers, self.unicode_form.upper())()
 
 
 def main(options: VocabularyOptions) -> int:
@@ -102,8 +105,8 @@ def train_bpe(texts: Iterator[str], options: VocabularyOptions) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
-    if options.unicode_form != "none":
-        tokenizer.normalizer = getattr(normalizers, options.unicode_form.upper())()
+    if options.form:
+        tokenizer.normalizer = options.form
     trainer = trainers.BpeTrainer(
         vocab_size=options.size,
         min_frequency=_LEAST_COUNT,

@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 @dataclass
 class RunState:
-    """What a checkpoint holds besides the engine's state; order and dropout follow from (seed, batch)."""
+    """The part of a checkpoint that is not the engine's state; order and dropout follow from (seed, batch)."""
 
     batches: int = 0
     """Batches trained on, over all epochs."""

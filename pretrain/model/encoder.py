@@ -287,8 +287,8 @@ class LayerStack(Stack):
             )
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
-        bias = self.attention_bias(attention_mask_BL.bool(), hidden_BLH.dtype)
-        packing = self.packing(attention_mask_BL.bool())
+        visible_BL = attention_mask_BL.bool()
+        packing, bias = self.packing(visible_BL), self.attention_bias(visible_BL, hidden_BLH.dtype)
         hidden_TH = packing.pack(hidden_BLH)
         for layer in self.layer:
             hidden_TH = self.run(layer, hidden_TH, packing, bias)

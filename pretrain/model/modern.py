@@ -144,8 +144,8 @@ class ModernStack(Stack):
 
     def forward(self, hidden_BLH: Tensor, attention_mask_BL: Tensor) -> Tensor:
         config, (_, length, width) = self.config, hidden_BLH.shape
-        packing = self.packing(attention_mask_BL.bool())
         visible_BL, head_size = attention_mask_BL.bool(), width // config.num_attention_heads
+        packing = self.packing(visible_BL)
 
         def surroundings(radius: int, theta: float) -> tuple[Tensor, Tensor]:
             bias = attention_bias(visible_BL, radius, hidden_BLH.dtype)
