@@ -31,9 +31,13 @@ class StopRequest:
         self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Restores the signals, except SIGTERM after an error: a launcher sends it to all ranks when the first one
+        ends, and must not end this one before it has said why.
+        """
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if kind is None or number != signal.SIGTERM:
+                signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signaled = True

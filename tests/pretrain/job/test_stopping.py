@@ -43,3 +43,11 @@ def test_signals_have_their_usual_effect_after_the_run(tmp_path: Path) -> None:
     with StopRequest(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_sigterm_does_not_end_a_rank_that_has_yet_to_say_why_it_fails(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(OSError, match="disk full"), StopRequest(tmp_path):
+        raise OSError("disk full")
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
