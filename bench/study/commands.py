@@ -81,7 +81,7 @@ class Commands:
         )
         return Job(
             f"train-{name}",
-            f"python pretrain/run.py --preset {study.preset} {objective} --data {self.output}/shards"
+            f"python pretrain/run.py --preset {row.preset or study.preset} {objective} --data {self.output}/shards"
             f" --output {self.output}/runs/{name} --set {' '.join(map(shlex.quote, settings))}",
         )
 

@@ -18,6 +18,7 @@ from pretrain.presets import preset, with_objective, with_row
 Name = Annotated[str, Field(min_length=1, max_length=80)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Override = Annotated[str, Field(pattern=r"^[\w.]+=\S+$")]
+Preset = Literal["tiny", "small", "base", "modern_tiny", "modern_17m"]
 
 
 class Row(StrictConfig):
@@ -28,6 +29,8 @@ class Row(StrictConfig):
     """as `--row` of run.py"""
     objective: GivenObjective | None = None
     """as `--objective` of run.py"""
+    preset: Preset | None = None
+    """as `--preset` of run.py, instead of the study's"""
     set: tuple[Override, ...] = ()
     """as `--set` of run.py"""
     steps: int | None = Field(default=None, ge=2)
@@ -127,7 +130,7 @@ class Study(StrictConfig):
     """A study: every row is trained with every seed."""
 
     title: str
-    preset: Literal["tiny", "small", "base", "modern_tiny", "modern_17m"]
+    preset: Preset
     vocab_size: int = Field(ge=100, le=65_536)
     seq_length: int = Field(ge=8, le=65_535)
     steps: int = Field(ge=2)
@@ -169,7 +172,7 @@ class Study(StrictConfig):
         problems = [f"{field}: got {name!r}, {one_of(name, names)}" for field, name in named if name not in names]
         for row in self.rows:
             try:
-                run = preset(self.preset)
+                run = preset(row.preset or self.preset)
                 run = with_row(run, row.row) if row.row else with_objective(run, row.objective or "")
                 with_overrides(run, [*self.set, *row.set])
             except ConfigError as error:
