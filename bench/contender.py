@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from math import log
 from pathlib import Path
 from threading import Timer
 from typing import Any, Literal, get_args
@@ -26,6 +27,8 @@ from pretrain.data.batches import Batch
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra, masked_states
 from pretrain.method.sampling import predict
+from pretrain.model.config import ElectraModelConfig
+from pretrain.model.heads import Scores
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.models import compile_layers
@@ -123,6 +126,7 @@ def serve(name: str, options: StepOptions) -> None:
 def peer(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> Callable[[], None]:
     from bench.peers.electra_step import electra_step
 
+    assert isinstance(run.model, ElectraModelConfig)
     return electra_step(run.model, batch, DTYPES[options.dtype], compiled)
 
 
@@ -198,12 +202,13 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
 
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
-    """Returns the outputs to differentiate: log p_G of the original tokens and the sampling head's output, if any."""
-    words = model.generator.embeddings.word_embeddings
-    prediction = predict(batch, model.generator_lm_head(model.generator_predictions(hidden_BKH), words))
-    drawn = model.draw(hidden_BKH, prediction, batch.uniforms_BK)
-    differentiated = (prediction.log_p_original_BK, drawn.head_BK)
-    return torch.stack([values_BK for values_BK in differentiated if values_BK is not None])
+    """Returns L_G and L_S, [2, B, K], for a discriminator that is undecided everywhere."""
+    projected_BKE = model.generator_predictions(hidden_BKH)
+    scores = Scores(projected_BKE, model.generator_lm_head, model.generator.embeddings.word_embeddings)
+    prediction = predict(batch, hidden_BKH, scores.softmax(), model.objective.gamma)
+    _, sampler_loss = model.draw(batch, prediction)
+    undecided_BK = torch.zeros_like(prediction.loss_BK)
+    return torch.stack((prediction.loss_BK, sampler_loss(undecided_BK, undecided_BK + log(2))))
 
 
 def train(model: Electra, work: Callable[[], torch.Tensor]) -> None:

@@ -173,7 +173,10 @@ def train_ours(
         few = read_questions(options)
         job = squad_job.make_job(VERSIONS["2.0"], SquadData(few, few), model.tokenizer, settings)
     torch.manual_seed(1)
-    dropout = {"hidden_dropout_prob": settings.dropout, "attention_probs_dropout_prob": settings.attention_dropout}
+    dropout: dict[str, Any] = {
+        "hidden_dropout_prob": settings.dropout,
+        "attention_probs_dropout_prob": settings.attention_dropout,
+    }
     run = Run(load_encoder(model.path, **dropout), job, settings, 1, FP32, start_processes())
     seconds = []
     for epoch in range(settings.epochs):

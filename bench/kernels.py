@@ -31,7 +31,7 @@ from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.model import cpu_ops
 from pretrain.model.distribution import inverse_cdf, largest, log_probability
-from pretrain.model.encoder import EncoderConfig
+from pretrain.model.encoder import EncoderSizes
 from pretrain.presets import preset
 
 P = 0.1
@@ -76,26 +76,27 @@ def pairs(options: KernelOptions) -> Iterator[Pair]:
     yield token_probability(options)
 
 
-def attention(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+def attention(config: EncoderSizes, options: KernelOptions, dtype: torch.dtype) -> Pair:
     heads, length = config.num_attention_heads, options.seq_length
     shape = (options.batch_size, heads, length, config.hidden_size // heads)
-    parts = [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+    query, key, value = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     bias = torch.randn(*shape[:2], length, length, dtype=dtype, requires_grad=True)
 
     def theirs() -> Tensor:
-        return F.scaled_dot_product_attention(*parts, attn_mask=bias, dropout_p=P)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=P)
 
-    return Pair(
-        "attention, learned bias and dropout", backward(theirs), backward(lambda: cpu_ops.attend(*parts, bias, P))
-    )
+    def ours() -> Tensor:
+        return cpu_ops.attend(query, key, value, bias, P)
+
+    return Pair("attention, learned bias and dropout", backward(theirs), backward(ours))
 
 
-def dropout(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+def dropout(config: EncoderSizes, options: KernelOptions, dtype: torch.dtype) -> Pair:
     values = torch.randn(options.batch_size, options.seq_length, config.hidden_size, dtype=dtype, requires_grad=True)
     return Pair("dropout", backward(lambda: F.dropout(values, P)), backward(lambda: cpu_ops.dropout(values, P)))
 
 
-def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+def dense(config: EncoderSizes, options: KernelOptions, dtype: torch.dtype) -> Pair:
     inputs, outputs = config.hidden_size, config.intermediate_size
     values = torch.randn(options.batch_size, options.seq_length, inputs, dtype=dtype, requires_grad=True)
     weight = torch.randn(outputs, inputs, dtype=dtype, requires_grad=True)
@@ -104,7 +105,7 @@ def dense(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> 
     return Pair("dense layer", backward(lambda: F.linear(*given)), backward(lambda: cpu_ops.linear(*given)))
 
 
-def norm(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+def norm(config: EncoderSizes, options: KernelOptions, dtype: torch.dtype) -> Pair:
     shape = (options.batch_size, options.seq_length, config.hidden_size)
     values = torch.randn(shape, dtype=dtype, requires_grad=True)
     layer = nn.LayerNorm(config.hidden_size, dtype=dtype)
@@ -112,7 +113,7 @@ def norm(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> P
     return Pair("LayerNorm", backward(lambda: layer(values)), backward(ours))
 
 
-def words(config: EncoderConfig, options: KernelOptions, dtype: torch.dtype) -> Pair:
+def words(config: EncoderSizes, options: KernelOptions, dtype: torch.dtype) -> Pair:
     ids = torch.randint(VOCABULARY, (options.batch_size, options.seq_length))
     table = torch.randn(VOCABULARY, config.embedding_size, dtype=dtype, requires_grad=True)
     given = (ids, table)

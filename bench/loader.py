@@ -12,6 +12,7 @@ import sys
 import tempfile
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -123,7 +124,11 @@ def random_shards(folder: Path) -> Path:
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
     documents = [" ".join(random.choice(words, 4000)) for _ in range(500)]
     (folder / "text.txt").write_text("\n\n".join(documents))
-    paths = {"input": (folder / "text.txt",), "output": folder / "shards", "vocab": str(folder / "vocab.txt")}
+    paths: dict[str, Any] = {
+        "input": (folder / "text.txt",),
+        "output": folder / "shards",
+        "vocab": str(folder / "vocab.txt"),
+    }
     build_shards(BuildOptions(**paths, sentences="line", workers=1))
     return folder / "shards"
 

@@ -97,7 +97,7 @@ def figures_of(contender: Contender, tokens: int, limit: float) -> dict[str, Any
         "counted": len(contender.seconds),
         "tokens_per_second": tokens / own,
         "share_of_limit": contender.said["flops"] / own / limit,
-        **{key: contender.said[key] for key in ("peak_mb", "parts") if key in contender.said},
+        **{str(key): contender.said[key] for key in ("peak_mb", "parts") if key in contender.said},
     }
 
 
@@ -105,7 +105,7 @@ def table(found: dict[str, Any]) -> str:
     rows = found["contenders"]
     products = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in found["products"].items())
     lines = [f"{found['shape']}, {found['machine']}; square products: {products}"]
-    peers = {name: rows[name]["seconds"] for name in PEERS if "seconds" in rows.get(name, {})}
+    peers = {str(name): rows[name]["seconds"] for name in PEERS if "seconds" in rows.get(name, {})}
     for name, row in rows.items():
         speed = speed_of(row, peers) if "seconds" in row else ""
         lines.append(f"  {name:16} {speed}  {row.get('ended', '')}".rstrip())

@@ -64,7 +64,7 @@ class AsynchronousCPU(CPUWithFp16):
     def stream(self, stream: Any) -> Any:
         return torch.cpu.StreamContext(stream)
 
-    def current_stream(self, device_index: Any = None) -> Stream:
+    def current_stream(self, device_index: Any = None) -> Any:
         return self._current
 
     default_stream = current_stream

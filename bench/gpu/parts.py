@@ -118,7 +118,7 @@ def all_parts(options: GpuOptions) -> Iterator[Part]:
     yield part("b", "rates", 30)
     for (preset, length, batch_size), contenders in zip(SHAPES[device], CONTENDERS[device], strict=True):
         shape = ("--preset", preset, "--seq_length", str(length), "--batch_size", str(batch_size))
-        command = (python, "bench/step.py", *shape, "--steps", STEPS[device])
+        command: tuple[str, ...] = (python, "bench/step.py", *shape, "--steps", STEPS[device])
         command += ("--dtype", half) if device == "cuda" else ()
         for name in contenders:
             limit = LIMIT if device == "cpu" else 150 if name == "compiled" else 75

@@ -62,6 +62,7 @@ if __name__ == "__main__":
     folder = sys.argv.pop(1)
     sys.path[0] = folder
     modules = stand_in()
-    modules["tensorflow.compat"].v1 = modules["tensorflow.compat.v1"]
+    compat: Any = modules["tensorflow.compat"]
+    compat.v1 = modules["tensorflow.compat.v1"]
     sys.modules.update(modules)
     runpy.run_path(str(Path(folder) / "build_pretraining_dataset.py"), run_name="__main__")

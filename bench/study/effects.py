@@ -4,6 +4,7 @@ Everything is computed from the cells' JSON. Differences are paired by seed and 
 have the same initial weights, order, masks and random draws, and all cells are evaluated on the same examples.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -61,9 +62,12 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
 
 def passes(cell: CellResult, study: Study) -> bool:
     """Returns whether a cell passes the gates, that is, has learned enough for its numbers to mean something."""
-    mlm, entropy, share = (cell.numbers[name] for name in ("MLM loss", "unigram entropy", "own loss over entropy"))
-    learned = not study.row(cell.row).has_generator or (mlm is not None and entropy - mlm > study.gates.mlm_gain)
-    return learned and share is not None and share < study.gates.loss_over_entropy
+    mlm, entropy, share = (
+        math.nan if (number := cell.numbers[name]) is None else number
+        for name in ("MLM loss", "unigram entropy", "own loss over entropy")
+    )
+    learned = not study.row(cell.row).has_generator or entropy - mlm > study.gates.mlm_gain
+    return learned and share < study.gates.loss_over_entropy
 
 
 class CellMeasure:
