@@ -19,6 +19,7 @@ from pretrain.export import main as export
 from pretrain.huggingface.folders import load_encoder
 from pretrain.training.models import build_model, load_trained
 from pretrain.training.run_folder import read_run
+from tests.pretrain.conftest import SAMPLERS
 from tests.pretrain.engine.test_checkpoint import flip_bit
 
 
@@ -193,7 +194,7 @@ HEADLESS_BIAS = {"objective__sampling_bias": "false", "objective__sampling_start
     [
         ("hp_dist", HEADLESS_BIAS),
         pytest.param("hp_loss", HEADLESS_BIAS, marks=pytest.mark.long),
-        *(pytest.param(name, {}, marks=pytest.mark.long) for name in ("oracle", "unigram", "uniform", "hp_loss_power")),
+        *(pytest.param(sampler, {}, marks=pytest.mark.long) for sampler in SAMPLERS),
     ],
 )
 def test_an_objective_is_trained_resumed_evaluated_and_exported(
@@ -220,9 +221,9 @@ def test_an_objective_is_trained_resumed_evaluated_and_exported(
     assert process.returncode == 0 and "resumed from step 3" in output, output
     again = load_file(run / last)
     assert all(torch.equal(again[name], weights[name]) for name in weights)
-    main(EvaluateOptions(runs=(run,), sequences=16, batch_size=8))
+    main(EvaluateOptions(runs=(run,), objective=(objective,), sequences=16, batch_size=8))
     assert (run / "evaluation" / "metrics.json").is_file()
-    export(ExportOptions(run=run, out=tmp_path / "out"))
+    export(ExportOptions(run=run, objective=(objective,), out=tmp_path / "out"))
     load_encoder(tmp_path / "out")
 
 

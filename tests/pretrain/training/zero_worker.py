@@ -25,7 +25,7 @@ from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.job.processes import World, leave, start_processes
-from pretrain.method.registry import objective_class
+from pretrain.method.registry import load_objective, objective_class
 from pretrain.model.distribution import Dense
 from pretrain.presets import PRESETS
 from pretrain.training.models import build_model
@@ -37,13 +37,14 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, WARMUP, BATCH_SIZE, DRAWS = 6, 2, 8, 5  # at most 5 of 32 positions are masked
 FORCED_STEPS = 3
 """Of which each shows an error: those with free sampling show one only until the first flipped draw."""
-OTHERS = ("hp_loss_power nes", "oracle", "uniform", "unigram", "hp_loss gdes")
+POWER = "samplers.power:HPLossPower nes"
+OTHERS = (POWER, "samplers.oracle:Oracle", "samplers.floors:Uniform", "samplers.floors:Unigram", "hp_loss gdes")
 OBJECTIVES = {
     "paper": {"forced": ("hp_loss", "hp_dist", "electra", "mlm"), "free": ("hp_loss",)},
     "others": {"forced": OTHERS, "free": ("hp_dist", "electra", *OTHERS)},
 }
-"""Objectives by group and kind of sampling, each with its embedding sharing if not the default."""
-RESUMED = ("hp_loss", "hp_loss_power nes", "hp_loss gdes")
+"""Objectives as for --objective, by group and kind of sampling, each with its embedding sharing if not the default."""
+RESUMED = ("hp_loss", POWER, "hp_loss gdes")
 """Those whose runs are also resumed on other processes."""
 
 
@@ -77,7 +78,7 @@ def train(
         update={
             "batch_size": BATCH_SIZE,
             "model": tiny.model.model_copy(update={"embedding_sharing": sharing or "es"}),
-            "objective": objective_class(name).Config(),
+            "objective": objective_class(load_objective(name)).Config(),
             "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": WARMUP, "lr": 5e-4}),
         }
     )
