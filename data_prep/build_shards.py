@@ -7,7 +7,6 @@ Run the same command again to resume. Under mpirun, the ranks share the work:
 """
 
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -107,7 +106,7 @@ def main(options: BuildOptions) -> int:
         tokenizer = open_tokenizer(options.vocab)
         if options.keep_language:
             language_test(options.keep_language, options.language_threshold)
-        index = make_index(options.decontaminate, options.decontaminate_ngram)
+        index = make_index(options.decontaminate, options.decontaminate_ngram) if options.decontaminate else None
         if index is not None:
             print(
                 f"decontamination: {counted(len(index.sets), 'set')}, {counted(index.texts, 'text')}, of which "
@@ -132,7 +131,7 @@ def main(options: BuildOptions) -> int:
 
 def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
     """Warns when blank lines seem to separate paragraphs, so that each paragraph would become a document."""
-    chunks = [chunk for chunk in sample_chunks(sources, _SAMPLE, reading) if chunk.format is Format.TEXT]
+    chunks = (chunk for chunk in sample_chunks(sources, _SAMPLE, reading) if chunk.format is Format.TEXT)
     lengths = [len(document.content) for chunk in chunks for document in chunk.documents(reading)]
     if len(lengths) >= _FEW and median(lengths) < _SHORT:
         print_warning(
@@ -164,9 +163,11 @@ def _build(
     print(f"{printable(str(options.output))}: {_summary(manifest)}, {took}")
     documents = manifest.books.documents
     if options.held_out and not documents.held_out:
-        remedy = f"build into another --output with --held_out {enough_to_hold_out(documents.train):g}"
-        if documents.train == 1:
-            remedy = "with a single document, training runs without held-out text"
+        remedy = (
+            f"build into another --output with --held_out {enough_to_hold_out(documents.train):g}"
+            if documents.train > 1
+            else "with a single document, training runs without held-out text"
+        )
         print(f"no document was held out, because the corpus is small; {remedy}")
 
 
@@ -211,8 +212,7 @@ def _plan(
         evaluation_sets=() if index is None else index.sets,
     )
     packages = ("numpy", "regex", "tokenizers", *(("py3langid",) if options.keep_language else ()))
-    versions = {name: version(name) for name in packages}
-    versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    versions = {name: version(name) for name in packages} | {"python": ".".join(map(str, sys.version_info[:2]))}
     return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 

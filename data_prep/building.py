@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard, keys_path
 from data_prep.manifest import WORK_NAME, BuildConfig
-from data_prep.output import SIDES, ShardRecord, folder_of, load_record, save_record
+from data_prep.output import SIDES, ShardRecord, load_record, save_record
 from data_prep.pipeline import build_shard, copies_digest
 from data_prep.planning import Shard, Task
 from data_prep.reading import Reader, hashed, text_digest
@@ -81,7 +81,7 @@ def _names(shard: Shard) -> str:
 
 def _is_sound(record: ShardRecord, output: Path) -> bool:
     """True if all files of a shard match its record; else prints what differs."""
-    entries = ((folder_of(output, side), record.entry(side)) for side in SIDES)
+    entries = ((output / folder, getattr(record, side)) for side, folder in SIDES.items())
     problems = [problem for folder, entry in entries if entry for problem in file_problems(folder, entry)]
     if problems:
         print(f"{output}: {'; '.join(problems)}; rebuilding the shard")

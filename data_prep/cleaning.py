@@ -75,18 +75,14 @@ class CleanedText:
 def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
     """Returns a document decoded, without wiki markup and control characters, normalized to NFC, its long lines cut."""
     cleaned = decode(content)
-    text = cleaned.text
     if wikitext:
-        cleaned.keep(text := plain_text(text), "markup")
-    if _BYTE_ORDER_MARK in text:
-        cleaned.keep(text := text.replace(_BYTE_ORDER_MARK, ""), "byte_order_mark")
-    if "\r" in text:
-        cleaned.keep(text := text.replace("\r\n", "\n"), "carriage_return")
-        cleaned.text = text = text.replace("\r", "\n")
-    if _CONTROL.search(text):
-        cleaned.keep(text := _CONTROL.sub("", text), "control")
-    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        cleaned.text = unicodedata.normalize("NFC", _long_runs().sub(_in_order, text))
+        cleaned.keep(plain_text(cleaned.text), "markup")
+    cleaned.keep(cleaned.text.replace(_BYTE_ORDER_MARK, ""), "byte_order_mark")
+    cleaned.keep(cleaned.text.replace("\r\n", "\n"), "carriage_return")
+    cleaned.text = cleaned.text.replace("\r", "\n")
+    cleaned.keep(_CONTROL.sub("", cleaned.text), "control")
+    if not cleaned.text.isascii() and not unicodedata.is_normalized("NFC", cleaned.text):
+        cleaned.text = unicodedata.normalize("NFC", _long_runs().sub(_in_order, cleaned.text))
         cleaned.normalized = True
     if len(cleaned.text) > LONGEST_LINE:
         lines = cleaned.text.split("\n")
@@ -97,13 +93,9 @@ def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
 
 def decode(content: bytes) -> CleanedText:
     """Returns a document decoded but not cleaned."""
-    try:
-        text = content.decode()
-        return CleanedText(text, len(text))
-    except UnicodeDecodeError:
-        text = content.decode(errors="replace")
-        invalid = text.count("\ufffd") - content.count("\ufffd".encode())
-        return CleanedText(text, len(text), invalid_utf8=invalid)
+    text = content.decode(errors="replace")
+    invalid = text.count("\ufffd") - content.count("\ufffd".encode())
+    return CleanedText(text, len(text), invalid_utf8=invalid)
 
 
 def _in_order(run: re.Match[str]) -> str:

@@ -18,7 +18,7 @@ would count as duplicates. Among 100 million documents, the chance of any such p
 
 from bisect import bisect, bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from data_prep.formats import Reading
 from data_prep.manifest import Dedup
 from data_prep.minhash import BANDS, document_keys
 from data_prep.planning import Shard
-from data_prep.reading import Chunk, Reader, hashed, text_digest
+from data_prep.reading import Reader, hashed, text_digest
 from data_prep.workers import Pool
 from foundation.files import NewFile
 
@@ -37,7 +37,6 @@ REASONS = ("duplicate", "near_duplicate")
 _KEYS = {"exact": 1, "near": 1 + BANDS}  # per document
 _AT_ONCE = 1 << 23  # keys; sorting takes about 90 bytes each
 _DIGEST = 32  # bytes at the end of a file of keys: the digest of the shard's text
-_UNUSED = bytes(8)  # key of a document that is dropped anyway and never counts as a copy
 
 
 def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, dedup: Dedup) -> int:
@@ -45,20 +44,13 @@ def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, ded
     path = keys_path(folder, shard.number)
     if not path.is_file():
         file, digest = NewFile(path), text_digest()
-        for keys in _keys(hashed(reader.shard(shard), digest), reading, dedup):
-            file.write(keys)
+        chunks = hashed(reader.shard(shard), digest)
+        documents = (document for chunk in chunks for document in chunk.documents(reading))
+        for keys in document_keys(documents, near=dedup == "near"):
+            file.write(keys.tobytes())
         file.write(digest.hexdigest().encode())
         file.close()
     return (path.stat().st_size - _DIGEST) // (8 * _KEYS[dedup])
-
-
-def _keys(chunks: Iterator[Chunk], reading: Reading, dedup: Dedup) -> Iterator[bytes]:
-    documents = (document for chunk in chunks for document in chunk.documents(reading))
-    if dedup == "near":
-        yield from (rows.tobytes() for rows in document_keys(documents))
-        return
-    for document in documents:
-        yield document.digest if document.content and document.reason is None else _UNUSED
 
 
 def keys_path(folder: Path, shard: int) -> Path:
@@ -176,10 +168,9 @@ def _ranges(parts: int, pairs: int) -> list[tuple[int, range]]:
 
 def _sort_run(run: _Run, found: _Found) -> int:
     """Writes the texts, bands and links of a run, and the duplicates within it; returns the number of links."""
-    row = 8 * run.keys
     keys = np.concatenate(
         [
-            np.fromfile(keys_path(found.texts.folder, shard), np.uint64, count * run.keys, offset=first * row)
+            np.fromfile(keys_path(found.texts.folder, shard), np.uint64, count * run.keys, offset=8 * run.keys * first)
             for shard, first, count in run.parts
         ]
     ).reshape(-1, run.keys)
@@ -208,12 +199,11 @@ def _link(part: int, found: _Found) -> int:
 
 def _trees(links: Pairs, ranges: list[tuple[int, range]], pool: Pool) -> Pairs:
     """Reduces links to a tree per group: all of its texts but the one with the smallest digest have one link."""
-    is_done, rounds = False, 0
+    fewer, spare = (links._replace(name=f"trees-{number}", files=len(ranges)) for number in range(2))
+    is_done = False
     while not is_done:
-        rounds += 1
-        fewer = links._replace(name=f"trees-{rounds % 2}", files=len(ranges))
         is_done = min(unchanged for _, unchanged in pool.run(_relink, ranges, links, fewer))
-        links = fewer
+        links, fewer, spare = fewer, spare, fewer
     return links
 
 

@@ -12,7 +12,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -232,14 +232,12 @@ def group_sizes(path: Path) -> list[int]:
 
 
 @contextmanager
-def _parquet(path: Path, column: str | None = None) -> Iterator[Any]:
+def _parquet(path: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        # a column with few values repeats them: read as a dictionary, each is in memory once
-        columns = [column] if column else None
-        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=columns) as file:
+        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=dictionaries) as file:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
@@ -257,27 +255,19 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
     if column not in columns:
         fix = f"name one of its text columns: {', '.join(columns)}" if columns else "it has none at all: replace it"
         raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
-    with _parquet(path, column) as file:
+    with _parquet(path, [column]) as file:  # as a dictionary: a text that many rows repeat is in memory once
         for group in range(file.num_row_groups)[start:end]:
             _require_small(path, file.metadata.row_group(group), column)
             for batch in file.iter_batches(_ROWS, [group], [column]):
-                for value in _as_bytes(batch.column(0)):
-                    row = value.as_py()
+                texts = batch.column(0).dictionary.cast("binary")  # cleaning decodes them, to count malformed UTF-8
+                for place in batch.column(0).indices.to_pylist():
+                    row = None if place is None else texts[place].as_py()
                     if row is not None and len(row) > LONGEST_RECORD:
                         raise ConfigError(
                             f"input: {path} has a text of {len(row) >> 20:,} MiB, expected at most "
                             f"{LONGEST_RECORD >> 20} MiB: too large for a worker's memory; split or remove it"
                         )
                     yield row
-
-
-def _as_bytes(column: Any) -> Any:
-    """Returns a column of text as bytes; cleaning decodes them, to count malformed UTF-8."""
-    import pyarrow
-
-    if not pyarrow.types.is_dictionary(column.type):
-        return column.cast(pyarrow.large_binary())
-    return pyarrow.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pyarrow.large_binary()))
 
 
 def _require_small(path: Path, group: Any, column: str) -> None:

@@ -57,11 +57,9 @@ def main(options: InspectOptions) -> int:
         problems: list[str] = []
         for folder, manifest in manifests.items():
             _print_manifest(folder, manifest)
-            if options.verify:
-                found = verify(folder, manifest, pool)
-            else:
-                sizes = (file_problems(folder, shard, checksums=False) for shard in manifest.shards)
-                found = [*tokenizer_problems(folder, manifest), *chain.from_iterable(sizes)]
+            found = tokenizer_problems(folder, manifest)
+            sizes = (file_problems(folder, shard, checksums=False) for shard in manifest.shards)
+            found += verify(folder, manifest, pool) if options.verify else chain.from_iterable(sizes)
             if options.show and not found:
                 _show(folder, manifest, options.show)
             problems += found
@@ -78,8 +76,8 @@ def main(options: InspectOptions) -> int:
 
 
 def verify(folder: Path, manifest: Manifest, pool: Pool) -> list[str]:
-    """Reads every byte of a folder; returns all problems found."""
-    problems = tokenizer_problems(folder, manifest)
+    """Reads every byte of a folder's shards; returns all problems found."""
+    problems = []
     if not manifest.books.balances:
         problems.append(f"{folder}: the counts of manifest.json do not balance: read is not train + held out + dropped")
     if (records := folder / RECORDS_NAME).is_dir():
@@ -240,20 +238,11 @@ def _show(folder: Path, manifest: Manifest, count: int) -> None:
     shard = manifest.shards[0]
     for rows in read_rows(folder, shard, manifest, count):
         for number, length in enumerate(rows.lengths):
-            tokens = [names[token] for token in rows.ids[number, :length]]
-            print(f"\n{shard.name}, sequence {rows.first + number}, {counted(int(length), 'token')}")
-            print(_marked(tokens, rows.masked[number, 0]))
-
-
-def _marked(tokens: list[str], masked: np.ndarray) -> str:
-    """Returns the tokens as text, `##` pieces joined to their word, the masked tokens in brackets."""
-    parts: list[str] = []
-    for token, is_masked in zip(tokens, masked, strict=False):
-        joined = parts and token.startswith(CONTINUATION)
-        text = token.removeprefix(CONTINUATION) if joined else token
-        marked = f"[{text}]" if is_masked else text
-        parts.append(marked if joined else f" {marked}")
-    return "".join(parts).strip()
+            masked = zip(rows.ids[number, :length], rows.masked[number, 0], strict=False)
+            tokens = (f"[{names[token]}]" if is_masked else names[token] for token, is_masked in masked)
+            # pieces that continue a word are joined to it
+            text = " ".join(tokens).replace(f" [{CONTINUATION}", "[").replace(f" {CONTINUATION}", "")
+            print(f"\n{shard.name}, sequence {rows.first + number}, {counted(int(length), 'token')}\n{text}")
 
 
 if __name__ == "__main__":

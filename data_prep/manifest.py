@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
@@ -28,8 +28,6 @@ Dedup = Literal["none", "exact", "near"]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Number = Annotated[int, Field(ge=1, lt=1 << 63)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-_Suffix = Annotated[str, Field(pattern=r"^(\.mask)?\.(bin|idx)$")]
-_FileName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")]
 
 
 class Choices(StrictConfig):
@@ -107,7 +105,7 @@ class ShardEntry(StrictRecord):
     """Number of [UNK] among the word pieces."""
     ngrams: tuple[Count, ...]
     """How often an n-gram of 1, 2, ... words was drawn for the masks."""
-    written: dict[_Suffix, tuple[Count, str]] = Field(min_length=4)
+    written: dict[Annotated[str, Field(pattern=r"^(\.mask)?\.(bin|idx)$")], tuple[Count, str]] = Field(min_length=4)
     """Size and sha256 of each file, by its suffix."""
 
     @property
@@ -141,11 +139,6 @@ class Ledger(_Sums):
     dropped: dict[str, Count] = {}
     """Amounts dropped, by reason."""
 
-    @property
-    def balances(self) -> bool:
-        """True if everything read is accounted for."""
-        return self.read == self.train + self.held_out + sum(self.dropped.values())
-
 
 class Share(_Sums):
     """The contribution of one of the user's inputs to a build: documents, characters and word pieces."""
@@ -176,8 +169,9 @@ class Books(_Sums):
 
     @property
     def balances(self) -> bool:
-        """True if all three ledgers balance."""
-        return self.documents.balances and self.characters.balances and self.word_pieces.balances
+        """True if everything read is accounted for, in all three ledgers."""
+        ledgers = (self.documents, self.characters, self.word_pieces)
+        return all(one.read == one.train + one.held_out + sum(one.dropped.values()) for one in ledgers)
 
 
 class Totals(StrictRecord):
@@ -200,7 +194,7 @@ class Manifest(StrictRecord):
     config: BuildConfig
     vocab_size: int = Field(ge=1, le=LARGEST_VOCABULARY)
     special_tokens: SpecialTokens
-    tokenizer_files: dict[_FileName, str] = Field(min_length=1)
+    tokenizer_files: dict[Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")], str] = Field(min_length=1)
     """The sha256 of each file of the tokenizer."""
     versions: dict[str, str]
     input_files: Count
@@ -229,8 +223,7 @@ class Manifest(StrictRecord):
         special = self.special_tokens.model_dump().values()
         if not 0 <= min(special) <= max(special) < self.vocab_size or len(set(special)) < len(special):
             raise ValueError("its special tokens are not distinct ids of its vocabulary")
-        sums = [sum(getattr(shard, name) for shard in self.shards) for name in ("sequences", "tokens")]
-        if sums != [self.totals.sequences, self.totals.tokens]:
+        if self.totals != sum_shards(self.shards, self.seq_length, len(self.config.ngram)):
             raise ValueError("its totals are not the sums of its shards")
         if len({shard.name for shard in self.shards}) < len(self.shards):
             raise ValueError("two of its shards have the same name")
@@ -271,25 +264,17 @@ def load_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(unsealed(path.read_bytes()))
         version = values["format_version"]
-        if isinstance(version, int) and version != FORMAT_VERSION:
-            raise ConfigError(
-                f"{path}: format_version is {version}, expected {FORMAT_VERSION}; build the shards again into another "
-                "folder, or use the version of this software that wrote them"
-            )
-        return Manifest.model_validate(values)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        if version == FORMAT_VERSION or not isinstance(version, int):
+            return Manifest.from_values(values)
+    except (ConfigError, ValueError, TypeError, LookupError, RecursionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ConfigError(
-            f"{path}: damaged ({_reason(error)}); run data_prep/build_shards.py with the same options, which repairs it"
+            f"{path}: damaged ({reason}); run data_prep/build_shards.py with the same options, which repairs it"
         ) from None
-
-
-def _reason(error: Exception) -> str:
-    """The error message on one line."""
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))[:100]
-        return f"{place}: {first['msg']}" if place else str(first["msg"]).removeprefix("Value error, ")
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    raise ConfigError(
+        f"{path}: format_version is {version}, expected {FORMAT_VERSION}; build the shards again into another folder, "
+        "or use the version of this software that wrote them"
+    )
 
 
 def save_manifest(manifest: Manifest, folder: Path) -> None:

@@ -59,27 +59,21 @@ class Masker:
             Bitmaps, uint8 [S, copies * bytes_per_copy]; how often an n-gram of 1, 2, ... words was drawn,
             int64.
         """
-        ends = np.cumsum(lengths)
-        bitmaps = np.zeros((len(lengths), self.copies * bytes_per_copy(self.seq_length)), np.uint8)
+        ends, width = np.cumsum(lengths), bytes_per_copy(self.seq_length) * 8
+        bitmaps = np.zeros((len(lengths), self.copies * width // 8), np.uint8)
         drawn = np.zeros(len(self.ngram), np.int64)
-        batch = max(1, min(_BATCH, _LARGEST_BATCH // (8 * bitmaps.shape[1])))
-        for first in range(0, len(lengths), batch):
-            part = slice(first, first + batch)
-            start = ends[first] - lengths[first]
-            bitmaps[part] = self._draw_batch(ids[start : ends[part][-1]], lengths[part], random, drawn)
+        at_once = max(1, min(_BATCH, _LARGEST_BATCH // (self.copies * width)))
+        for first in range(0, len(lengths), at_once):
+            part = slice(first, first + at_once)
+            batch = _Batch(ids[ends[first] - lengths[first] : ends[part][-1]], lengths[part], self)
+            sequences = len(lengths[part])
+            masked = np.zeros(sequences * self.copies * width, np.uint8)  # [S, copies, positions], flat
+            for copy in range(0, self.copies, COPIES_PER_SHUFFLE):
+                start_S = (np.arange(sequences) * self.copies + copy) * width
+                copies_S = np.full(sequences, min(COPIES_PER_SHUFFLE, self.copies - copy))
+                batch.mask(start_S, copies_S, random, drawn, masked)
+            bitmaps[part] = np.packbits(masked, bitorder="little").reshape(sequences, -1)
         return bitmaps, drawn
-
-    def _draw_batch(
-        self, ids_T: np.ndarray, lengths_S: np.ndarray, random: np.random.Generator, drawn: np.ndarray
-    ) -> np.ndarray:
-        width = bytes_per_copy(self.seq_length) * 8
-        masked = np.zeros(len(lengths_S) * self.copies * width, np.uint8)  # [S, copies, positions], flat
-        batch = _Batch(ids_T, lengths_S, self)
-        for first_copy in range(0, self.copies, COPIES_PER_SHUFFLE):
-            copies = min(COPIES_PER_SHUFFLE, self.copies - first_copy)
-            start_S = (np.arange(len(lengths_S)) * self.copies + first_copy) * width
-            batch.mask(start_S, np.full(len(lengths_S), copies), random, drawn, masked)
-        return np.packbits(masked, bitorder="little").reshape(len(lengths_S), -1)
 
 
 class _Batch:

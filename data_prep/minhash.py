@@ -33,22 +33,27 @@ _BASE, _PLACES, _HASHES, _WEIGHTS = np.split(_ODD, np.cumsum([1, _SHINGLE, BANDS
 _FACTORS, _TERMS = _HASHES.astype(np.uint32), (_HASHES >> np.uint64(32)).astype(np.uint32)
 
 
-def document_keys(documents: Iterable[Document]) -> Iterator[np.ndarray]:
+def document_keys(documents: Iterable[Document], *, near: bool) -> Iterator[np.ndarray]:
     """Yields the keys of documents in batches, one row per document; zeros for documents that are dropped anyway.
 
-    A row holds the digest, then a key per band. These ascend, because a key's first 4 bits are the number of its band.
+    A row holds the digest and, if `near`, a key per band. These ascend, because a key's first 4 bits are the number of
+    its band.
     """
-    yield from map(_keys, batches(documents, _AT_ONCE, lambda document: len(document.content)))
+    for batch in batches(documents, _AT_ONCE, lambda document: len(document.content)):
+        used = np.array([bool(document.content) and document.reason is None for document in batch])
+        digests = np.frombuffer(b"".join(document.digest for document in batch), "<u8")
+        contents = (document.content if use else b"" for document, use in zip(batch, used, strict=True))
+        keys = np.column_stack((digests, _bands([*contents], digests))) if near else digests[:, None]
+        yield np.where(used[:, None], keys, np.uint64(0))
 
 
-def _keys(documents: list[Document]) -> np.ndarray:
-    used = np.array([bool(document.content) and document.reason is None for document in documents])
-    digests = np.frombuffer(b"".join(document.digest for document in documents), "<u8")
-    words, starts = _words([document.content if use else b"" for document, use in zip(documents, used, strict=True)])
+def _bands(contents: list[bytes], digests: np.ndarray) -> np.ndarray:
+    """Returns the keys of the bands of each content; those of a content without words follow from its digest."""
+    words, starts = _words(contents)
     # zeros after each document, so that its last shingles, or its only one if it is short, do not reach into the next
-    numbers = np.arange(len(documents))
+    numbers = np.arange(len(contents))
     lengths = np.diff(np.append(starts, len(words)))
-    padded = np.zeros(len(words) + _SHINGLE * (len(documents) + 1), np.uint64)
+    padded = np.zeros(len(words) + _SHINGLE * (len(contents) + 1), np.uint64)
     padded[np.arange(len(words)) + _SHINGLE * np.repeat(numbers, lengths)] = words
     count = len(padded) - _SHINGLE + 1
     shingles = scrambled(sum(padded[place : place + count] * _PLACES[place] for place in range(_SHINGLE)))
@@ -62,8 +67,7 @@ def _keys(documents: list[Document]) -> np.ndarray:
     ]
     rows = np.stack(minima, axis=1).reshape(-1, BANDS, _ROWS)
     bands = scrambled((rows * _WEIGHTS.reshape(BANDS, _ROWS)).sum(axis=2)) >> np.uint64(4)
-    bands |= np.arange(BANDS, dtype=np.uint64) << np.uint64(60)
-    return np.where(used[:, None], np.column_stack((digests, bands)), np.uint64(0))
+    return bands | (np.arange(BANDS, dtype=np.uint64) << np.uint64(60))
 
 
 def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:

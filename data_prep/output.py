@@ -35,7 +35,8 @@ LOCK_NAME = ".lock"
 CONTAMINATED_NAME = "contaminated.jsonl"
 PLAN = "plan"
 TRAIN, HELD_OUT = "train", "held_out"
-SIDES = (TRAIN, HELD_OUT)
+SIDES = {TRAIN: "", HELD_OUT: HELD_OUT_NAME}
+"""The sides of a shard, each a field of its record, and the folder of each side below the output folder."""
 
 
 class Plan(StrictRecord):
@@ -70,10 +71,6 @@ class ShardRecord(StrictRecord):
     contaminated: tuple[ContaminatedDocument, ...] = Field((), exclude_if=lambda found: not found)
     """The shard's first contaminated documents."""
 
-    def entry(self, side: str) -> ShardEntry | None:
-        """Returns the manifest's entry for `side`, train or held_out; None if this side has no text."""
-        return self.train if side == TRAIN else self.held_out
-
 
 Record = TypeVar("Record", bound=StrictRecord)
 
@@ -81,24 +78,15 @@ Record = TypeVar("Record", bound=StrictRecord)
 def save_record(output: Path, name: str, record: StrictRecord) -> None:
     """Writes the plan's or a shard's record; leaves an equal one untouched."""
     make_folder(output / RECORDS_NAME)
-    write_if_other(_path(output, name), sealed(record.model_dump(mode="json")))
+    write_if_other(output / RECORDS_NAME / f"{name}.json", sealed(record.model_dump(mode="json")))
 
 
 def load_record(output: Path, name: str, kind: type[Record]) -> Record | None:
     """Returns the record of that name; None if it is missing or damaged."""
     try:
-        return kind.model_validate_json(unsealed(_path(output, name).read_bytes()))
+        return kind.model_validate_json(unsealed((output / RECORDS_NAME / f"{name}.json").read_bytes()))
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _path(output: Path, name: str) -> Path:
-    return output / RECORDS_NAME / f"{name}.json"
-
-
-def folder_of(output: Path, side: str) -> Path:
-    """Returns the shard folder of a side, training or held out."""
-    return output if side == TRAIN else output / HELD_OUT_NAME
 
 
 def locked(folder: Path) -> Lock:
@@ -170,12 +158,11 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTok
     Raises:
         ConfigError: no document is left for training.
     """
-    records = [load_record(folder, name, ShardRecord) for name in names]
-    sound = [record for record in records if record is not None]
-    assert len(sound) == len(names)
-    books = sum((record.books for record in sound), Books())
+    records = [record for name in names if (record := load_record(folder, name, ShardRecord))]
+    assert len(records) == len(names)
+    books = sum((record.books for record in records), Books())
     train, held_out = (
-        _manifest(plan, [entry for record in sound if (entry := record.entry(side))], tokenizer, books)
+        _manifest(plan, [entry for record in records if (entry := getattr(record, side))], tokenizer, books)
         for side in SIDES
     )
     if train is None:
@@ -185,7 +172,7 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTok
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
         shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
-    lines = [f"{one.model_dump_json()}\n" for record in sound for one in record.contaminated]
+    lines = [f"{one.model_dump_json()}\n" for record in records for one in record.contaminated]
     if lines:
         write_if_other(folder / CONTAMINATED_NAME, "".join(lines).encode())
     save_manifest(train, folder)
@@ -195,18 +182,17 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTok
 
 def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: SubwordTokenizer, books: Books) -> Manifest | None:
     """Returns the manifest of one side; None if it has no shards."""
-    config = plan.config
     if not shards:
         return None
     return Manifest(
         format_version=FORMAT_VERSION,
-        config=config,
+        config=plan.config,
         vocab_size=tokenizer.vocab_size,
         special_tokens=tokenizer.special,
         tokenizer_files={name: sha256(content).hexdigest() for name, content in tokenizer.files().items()},
         versions=plan.versions,
         input_files=len(plan.inputs),
         books=books,
-        totals=sum_shards(shards, config.seq_length, len(config.ngram)),
+        totals=sum_shards(shards, plan.config.seq_length, len(plan.config.ngram)),
         shards=tuple(shards),
     )

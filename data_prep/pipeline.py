@@ -10,9 +10,9 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from data_prep.curation.curator import Curator, language_test
 from data_prep.formats import Document
 from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
 from data_prep.masking import Masker
-from data_prep.output import HELD_OUT, SIDES, TRAIN, ContaminatedDocument, ShardRecord, folder_of
+from data_prep.output import HELD_OUT, SIDES, TRAIN, ContaminatedDocument, ShardRecord
 from data_prep.reading import Chunk, batches, hashed, text_digest
 from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
@@ -64,7 +64,8 @@ def build_shard(
     """
     tokenizer, punkt, curator = load_tools(output, config)
     sides = {
-        side: Side(f"{config.seed}\n{key}\n{side}", config, tokenizer, folder_of(output, side), name) for side in SIDES
+        side: Side(f"{config.seed}\n{key}\n{side}", config, tokenizer, output / folder, name)
+        for side, folder in SIDES.items()
     }
     digest = text_digest()
     intake = Intake(hashed(chunks, digest), copies, config, curator)
@@ -101,10 +102,10 @@ class Intake:
         self._chunks, self._copies = chunks, copies
         self._config, self._curator = config, curator
         self.contaminated: list[ContaminatedDocument] = []
-        # per unit (documents, characters, word pieces): counts read, on each side, and removed or dropped by reason
-        self._ledgers: dict[str, Counter[str]] = {
-            name: Counter() for name in ("documents", "characters", "word_pieces")
-        }
+        # read, on each side, and removed or dropped by reason
+        self._documents: Counter[str] = Counter()
+        self._characters: Counter[str] = Counter()
+        self._word_pieces: Counter[str] = Counter()
         self._repairs: Counter[str] = Counter()
         self._shares: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
@@ -118,8 +119,8 @@ class Intake:
                 reason = document.reason or copy
                 cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
                 reason = reason or _emptiness(cleaned) or self._curate(chunk, document, cleaned) or _emptiness(cleaned)
-                self._count("read", 1, cleaned.read)
-                self._ledgers["characters"].update(cleaned.removed)
+                self._count("read", cleaned.read)
+                self._characters.update(cleaned.removed)
                 self._repairs.update(
                     invalid_utf8=cleaned.invalid_utf8,
                     normalized_documents=cleaned.normalized,
@@ -127,7 +128,7 @@ class Intake:
                     cut_documents=document.cut,
                 )
                 if reason:
-                    self._count(reason, 1, cleaned.kept)
+                    self._count(reason, cleaned.kept)
                 else:
                     yield Text(chunk.source.origin, document, cleaned)
 
@@ -138,13 +139,15 @@ class Intake:
         for reason, characters in verdict.removed.items():  # NFC may have made the text longer than the one read
             cleaned.removed[reason] = min(characters, cleaned.kept)
         if verdict.match and len(self.contaminated) < _MOST_LISTED:
-            place = f"{chunk.source.key}@{document.place}"
-            self.contaminated.append(ContaminatedDocument(document=place, **verdict.match._asdict()))
+            self.contaminated.append(
+                ContaminatedDocument(document=f"{chunk.source.key}@{document.place}", **verdict.match._asdict())
+            )
         return verdict.reason
 
-    def _count(self, place: str, documents: int, characters: int, word_pieces: int = 0) -> None:
-        for name, amount in zip(self._ledgers, (documents, characters, word_pieces), strict=True):
-            self._ledgers[name][place] += amount
+    def _count(self, place: str, characters: int) -> None:
+        """Counts one document, of so many characters, as read, for a side, or dropped for a reason."""
+        self._documents[place] += 1
+        self._characters[place] += characters
 
     def side_of(self, text: Text, word_pieces: int) -> str | None:
         """Returns the side chosen for a document, and counts it there; None if `word_pieces` is 0.
@@ -152,26 +155,30 @@ class Intake:
         The choice depends only on the content: equal documents are always on the same side, with any seed.
         """
         if not word_pieces:
-            self._count("empty", 1, text.cleaned.kept)
+            self._count("empty", text.cleaned.kept)
             return None
         draw = int.from_bytes(text.document.digest) / 2**64
         side = HELD_OUT if draw < self._config.held_out else TRAIN
-        self._count(side, 1, text.cleaned.kept)
-        self._ledgers["word_pieces"]["read"] += word_pieces
+        self._count(side, text.cleaned.kept)
+        self._word_pieces["read"] += word_pieces
         self._shares[text.origin].update(documents=1, characters=text.cleaned.kept, word_pieces=word_pieces)
         return side
 
     def books(self, entries: Mapping[str, ShardEntry | None]) -> Books:
         """Returns the counts of all text that the shard read, and of what its sides received."""
-        pieces = self._ledgers["word_pieces"]
-        pieces.update({side: entry.word_pieces for side, entry in entries.items() if entry})
-        shares = {origin: Share(**share) for origin, share in sorted(self._shares.items())}
-        fields: dict[str, Any] = {**self._repairs, "inputs": shares}
-        for name, counts in self._ledgers.items():
-            places = {place: counts.pop(place, 0) for place in ("read", *SIDES)}
-            dropped = {reason: amount for reason, amount in sorted(counts.items()) if amount}
-            fields[name] = Ledger(**places, dropped=dropped)
-        return Books(**fields)
+        self._word_pieces.update({side: entry.word_pieces for side, entry in entries.items() if entry})
+        return Books(
+            documents=_ledger(self._documents),
+            characters=_ledger(self._characters),
+            word_pieces=_ledger(self._word_pieces),
+            inputs={origin: Share(**share) for origin, share in sorted(self._shares.items())},
+            **self._repairs,
+        )
+
+
+def _ledger(counts: Counter[str]) -> Ledger:
+    places = {place: counts.pop(place, 0) for place in ("read", *SIDES)}
+    return Ledger(**places, dropped={reason: amount for reason, amount in sorted(counts.items()) if amount})
 
 
 def _emptiness(cleaned: CleanedText) -> str | None:
@@ -194,10 +201,7 @@ def _tokenize(
     """Yields the token ids of each text, and the number of ids in each of its sentences."""
     documents = [split_sentences(text.cleaned.text, punkt, marks=marks) for text in texts]
     sentences = [sentence for document in documents for sentence in document]
-    # encode in batches to bound memory
-    ends = np.cumsum([len(sentence) for sentence in sentences])
-    cuts = np.flatnonzero(np.diff(ends // _AT_ONCE)) + 1
-    encoded = [tokenizer.encode(sentences[start:end]) for start, end in pairwise([0, *cuts, len(sentences)])]
+    encoded = [tokenizer.encode(batch) for batch in batches(sentences, _AT_ONCE, len)]  # in batches to bound memory
     ids, lengths = (np.concatenate(arrays) for arrays in zip(*encoded, strict=True))
     sentence_ends = np.cumsum([len(document) for document in documents])
     token_ends = np.concatenate(([0], np.cumsum(lengths)))[sentence_ends]
@@ -241,8 +245,7 @@ class Side:
             self._make_sequences()
         if not self._counts:
             return None
-        masks = {f".mask{suffix}": written for suffix, written in self._masks.close().items()}
-        written = self._ids.close() | masks
+        written = self._ids.close() | {f".mask{suffix}": file for suffix, file in self._masks.close().items()}
         return ShardEntry(name=self._name, **self._counts, ngrams=tuple(self._ngrams.tolist()), written=written)
 
     def _make_sequences(self) -> None:

@@ -5,8 +5,8 @@ workers nor the state of an earlier build changes the plan. A worker receives na
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from math import ceil
+from itertools import count, pairwise
+from math import ceil, inf
 from typing import NamedTuple
 
 from data_prep.formats import group_sizes, is_table
@@ -26,6 +26,8 @@ class Range(NamedTuple):
     start: int = 0
     end: int | None = None
     """End of the range; None for the end of the source."""
+    size: int = 0
+    """Approximate bytes on disk."""
 
     @property
     def key(self) -> str:
@@ -37,17 +39,20 @@ class Shard(NamedTuple):
     """The text that one shard is made from. The build's seed and the shard's key determine its random streams."""
 
     number: int
-    ranges: tuple[Range, ...]
-    size: int
-    """Approximate bytes on disk."""
+    ranges: list[Range]
 
     @property
     def name(self) -> str:
         """Prefix of the names of the shard's files."""
         return f"shard-{self.number:05d}"
 
+    @property
+    def size(self) -> int:
+        """Approximate bytes on disk."""
+        return sum(part.size for part in self.ranges)
 
-Task = tuple[Shard, ...]
+
+Task = list[Shard]
 """Shards that one worker writes in order: several only if they come from one file that allows no seeking."""
 
 
@@ -61,25 +66,18 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
     few = min(max(total / _FEWEST, _SMALLEST), _MIDDLE)
     budget = text_per_shard or min(max(few, total / _MANY), _LARGEST)
     tasks: list[Task] = []
-    held: list[Range] = []
-    number = size = 0
+    numbers = count()
+    size = inf  # bytes of text in the last shard, to which a small file may be added
     for source in filter(lambda source: source.size, sources):
-        ranges, is_sought = [Range(source)], True
-        if _text_size(source) > budget:
-            ranges, is_sought = _cut(source, budget)
-        is_large = len(ranges) > 1
-        if held and (is_large or size + _text_size(source) > budget):
-            tasks.append((Shard(number, tuple(held), sum(part.source.size for part in held)),))
-            number, size, held = number + 1, 0, []
-        if is_large:
-            shards = [Shard(number + n, (part,), source.size // len(ranges)) for n, part in enumerate(ranges)]
-            tasks += [(shard,) for shard in shards] if is_sought else [tuple(shards)]
-            number += len(shards)
-        else:
-            held += ranges
-            size += _text_size(source)
-    if held:
-        tasks.append((Shard(number, tuple(held), sum(part.source.size for part in held)),))
+        text = _text_size(source)
+        ranges, is_sought = _cut(source, budget) if text > budget else ([Range(source, size=source.size)], True)
+        if len(ranges) == 1 and size + text <= budget:
+            tasks[-1][0].ranges.append(ranges[0])
+            size += text
+            continue
+        shards = [Shard(next(numbers), [part]) for part in ranges]
+        tasks += [[shard] for shard in shards] if is_sought else [shards]
+        size = text if len(ranges) == 1 else inf
     return tasks
 
 
@@ -98,15 +96,16 @@ def measured_size(source: Source) -> tuple[int, bool]:
 
 def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
     """Returns the ranges of a large file, and whether each can be read without the ranges before it."""
+    bounds: list[tuple[int, int | None]]
     if is_table(source.path):
-        groups = group_sizes(source.path)
-        return [Range(source, *bounds) for bounds in pairwise(_groups_at_once(groups, budget))], True
-    text, is_packed = measured_size(source)
-    count = max(1, ceil(text / budget))
-    starts = [text * number // count for number in range(count)]
-    ends: list[int | None] = [*starts[1:], None]
-    ranges = [Range(source, start, end) for start, end in zip(starts, ends, strict=True)]
-    return ranges, not is_packed or can_seek(source)
+        bounds, is_sought = [*pairwise(_groups_at_once(group_sizes(source.path), budget))], True
+    else:
+        text, is_packed = measured_size(source)
+        parts = max(1, ceil(text / budget))
+        starts = [text * number // parts for number in range(parts)]
+        bounds = [*zip(starts, [*starts[1:], None], strict=True)]
+        is_sought = not is_packed or can_seek(source)
+    return [Range(source, start, end, source.size // len(bounds)) for start, end in bounds], is_sought
 
 
 def _groups_at_once(sizes: Sequence[int], budget: float) -> Iterator[int]:

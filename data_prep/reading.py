@@ -5,10 +5,10 @@ or after their common bound: one worker reads up to it, another from it on. Both
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -60,13 +60,13 @@ class Chunk(NamedTuple):
 
     def documents(self, reading: Reading) -> Iterator[Document]:
         """Yields the documents in order."""
-        if isinstance(self.content, tuple):
+        if isinstance(self.content, bytes):
+            yield from parse(self.format, self.content, self.place, reading)
+        else:
             place = self.place
             for row in self.content:
                 yield from split_long(Document((row or b"").strip(), place, None if row is not None else "no_text"))
                 place += len(row or b"")
-            return
-        yield from parse(self.format, self.content, self.place, reading)
 
 
 class _Text:
@@ -84,12 +84,10 @@ class _Text:
 
     def drop(self, place: int) -> None:
         """Drops the text before a place; reads up to it first if necessary."""
-        while self._place < place:
+        while self._place < place and (self._held or self._read()):
             gone = min(place - self._place, len(self._held))
             del self._held[:gone]
             self._place += gone
-            if self._place < place and not self._read():
-                return
 
     def take(self, start: int, end: int) -> bytes:
         """Returns the text between two places, up to which it must have been read."""
@@ -100,7 +98,7 @@ class _Text:
         """The place up to which the text has been read."""
         return self._place + len(self._held)
 
-    def end_after(self, place: float) -> tuple[int, bool]:
+    def end_after(self, place: int) -> tuple[int, bool]:
         """Returns the place of the first document end from `place` on; and True if it is only a cut in a long document.
 
         The end of the file ends the last document.
@@ -113,9 +111,7 @@ class _Text:
             at = place - self._place
             limit = at + self._longest
             first = max(at, searched - _OVERLAP)
-            found = None
-            if first < len(self._held):
-                found = self._end.search(self._held, int(first), int(min(limit, len(self._held))))
+            found = self._end.search(self._held, first, min(limit, len(self._held)))
             is_enough = self.is_over or len(self._held) >= limit
             if found and (found.end() < len(self._held) or is_enough):  # else more text may belong to the end
                 return self._place + found.end(), False
@@ -127,7 +123,7 @@ class _Text:
                     f"worker's memory; check that it is really {self.format}, and split or remove the record"
                 )
             if is_enough:
-                return int(place) + cut_point(bytes(self._held[int(at) : int(limit)])), True
+                return place + cut_point(bytes(self._held[at:limit])), True
             searched = len(self._held)
             self._read()
 
@@ -138,8 +134,10 @@ class _Text:
         return bool(block)
 
 
-class Reader(AbstractContextManager["Reader"]):
+class Reader(ExitStack):
     """Reads ranges one after another. Those of one file must come in order, because reading only moves forward.
+
+    The end of a `with` block closes the file that was read last.
 
     Args:
         indices: the folder of the indices of large compressed files; None to read them from their beginnings.
@@ -149,12 +147,9 @@ class Reader(AbstractContextManager["Reader"]):
     def __init__(
         self, reading: Reading, indices: Path | None = None, budget: int = CHUNK, longest: int = LONGEST_DOCUMENT
     ) -> None:
+        super().__init__()
         self._reading, self._indices, self._budget, self._longest = reading, indices, budget, longest
         self._text: _Text | None = None
-        self._open = ExitStack()
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
 
     def chunks(self, part: Range) -> Iterator[Chunk]:
         """Yields the documents of a range in chunks of about `budget` bytes.
@@ -165,12 +160,12 @@ class Reader(AbstractContextManager["Reader"]):
         source = part.source
         try:
             if self._text is None or self._text.source != source or part.start == 0:
-                self._open.close()
+                self.close()
                 self._text = None
                 if is_table(source.path):
                     yield from self._rows(part)
                     return
-                raw = self._open.enter_context(opened(source.path))
+                raw = self.enter_context(opened(source.path))
                 self._text = self._opened(source, raw, part.start)
             yield from self._cut(self._text, part)
         except DAMAGED as error:
@@ -185,13 +180,13 @@ class Reader(AbstractContextManager["Reader"]):
         beginning = (packed or raw).read(BEGINNING)
         if packed and not (start and self._indices and index_path(source, self._indices).is_file()):
             return _Text(source, packed, beginning, 0, beginning, self._reading, self._longest)
-        stream = self._open.enter_context(open_sought(source, self._indices)) if packed and self._indices else raw
+        stream = self.enter_context(open_sought(source, self._indices)) if packed and self._indices else raw
         stream.seek(start)
         return _Text(source, stream, beginning, start, b"", self._reading, self._longest)
 
     def _cut(self, text: _Text, part: Range) -> Iterator[Chunk]:
         """Yields the chunks between the first document ends after the start and after the end of a range."""
-        last = inf if part.end is None else part.end
+        last = sys.maxsize if part.end is None else part.end
         text.drop(part.start)
         start = text.end_after(part.start)[0] if part.start else 0
         is_done = False
@@ -257,13 +252,12 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
     budget = max(1, size // len(files))
     taken = 0
     for number, source in enumerate(files):
-        if taken > 2 * budget * number:
-            continue
-        with Reader(reading, budget=budget, longest=budget) as reader:
-            chunk = next(reader.chunks(Range(source)), None)
-        if chunk is not None:
-            taken += chunk.size
-            yield chunk
+        if taken <= 2 * budget * number:
+            with Reader(reading, budget=budget, longest=budget) as reader:
+                chunk = next(reader.chunks(Range(source)), None)
+            if chunk is not None:
+                taken += chunk.size
+                yield chunk
 
 
 def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:

@@ -12,6 +12,7 @@ sentence regardless of the next word; NLTK decides the others, once for each pai
 import hashlib
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -60,12 +61,13 @@ def _nltk() -> Any:
 
 @dataclass
 class PunktModel:
-    """A trained model, with the names and values of NLTK's PunktParameters."""
+    """A trained model, with the names and values of NLTK's PunktParameters, whose place it takes."""
 
     abbrev_types: set[str] = field(default_factory=set)
     collocations: set[tuple[str, str]] = field(default_factory=set)
     sent_starters: set[str] = field(default_factory=set)
-    ortho_context: dict[str, int] = field(default_factory=dict)
+    ortho_context: Counter[str] = field(default_factory=Counter)
+    """Flags of each word; of unknown words 0, as NLTK expects."""
 
     @classmethod
     def trained(cls, texts: Iterable[str]) -> "PunktModel":
@@ -90,12 +92,8 @@ class Punkt:
     """Splits lines into sentences with a Punkt model."""
 
     def __init__(self, model: PunktModel) -> None:
-        parameters = _nltk().PunktParameters()
-        parameters.ortho_context.update(model.ortho_context)
-        for name in ("abbrev_types", "collocations", "sent_starters"):
-            setattr(parameters, name, getattr(model, name))
         self._undecided = model.abbrev_types | {first for first, _ in model.collocations}
-        self._ask: Callable[[str], bool] = _nltk().PunktSentenceTokenizer(parameters).text_contains_sentbreak
+        self._ask: Callable[[str], bool] = _nltk().PunktSentenceTokenizer(model).text_contains_sentbreak
         self._ask_once = lru_cache(_REMEMBERED)(self._ask)
 
     def sentences(self, line: str) -> list[str]:
@@ -121,12 +119,11 @@ class Punkt:
             stem = line[start : end - 1].lower().lstrip(_OPENING)
             following = match.start(1) if match[1] else end
             is_word = len(stem) > 1 and stem.isalpha() and stem not in self._undecided
-            if is_word or match[0] != "." or stem[-1:] in _CLOSERS or end - start > _UNSPACED:
-                found.append((end, following))
-                continue
-            text = line[start : match.end(1) if match[1] else end + 1]
-            if self._ask_once(text) if len(text) <= _LONGEST else self._ask(text):
-                found.append((end, following))
+            if not (is_word or match[0] != "." or stem[-1:] in _CLOSERS or end - start > _UNSPACED):
+                text = line[start : match.end(1) if match[1] else end + 1]
+                if not (self._ask_once(text) if len(text) <= _LONGEST else self._ask(text)):
+                    continue
+            found.append((end, following))
         return found
 
 
@@ -198,13 +195,15 @@ def load_model(folder: Path) -> PunktModel:
         ConfigError: a file is missing or malformed.
     """
     try:
-        texts = {name: (folder / name).read_text("utf-8") for name in _FILES}
-        rows = {name: [line.split("\t") for line in text.split("\n") if line] for name, text in texts.items()}
+        rows = {
+            name: [line.split("\t") for line in (folder / name).read_text("utf-8").split("\n") if line]
+            for name in _FILES
+        }
         return PunktModel(
             abbrev_types={word for (word,) in rows["abbrev_types.txt"]},
             collocations={(first, second) for first, second in rows["collocations.tab"]},
             sent_starters={word for (word,) in rows["sent_starters.txt"]},
-            ortho_context={word: int(flags) for word, flags in rows["ortho_context.tab"]},
+            ortho_context=Counter({word: int(flags) for word, flags in rows["ortho_context.tab"]}),
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"punkt: {folder} is not a Punkt model ({error}); give the folder of a Punkt model") from None

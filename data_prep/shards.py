@@ -50,7 +50,10 @@ class IndexedFile:
         index_path, self._data_path = with_suffix(prefix, ".idx"), with_suffix(prefix, ".bin")
         try:
             index = mapped(index_path, np.dtype(np.uint8))
-            self.dtype, items, marks = _parse_header(index, index_path)
+            magic, version, code, items, marks = _HEADER.unpack_from(index.data)
+            if magic != _MAGIC or version != 1 or code not in _TYPES:
+                raise ConfigError(f"{index_path}: not an index of ids or masks; rebuild the shard")
+            self.dtype = _TYPES[code]
             if len(index) != _HEADER.size + 12 * items + 8 * marks:
                 raise ConfigError(
                     f"{index_path}: damaged: its size does not match its {items} items; rebuild the shard"
@@ -58,7 +61,7 @@ class IndexedFile:
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             self.size = self._data_path.stat().st_size
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, struct.error) as error:
             raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
         end = int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if items else 0
         if self.size != end:
@@ -126,15 +129,6 @@ class IndexedWriter:
         header = _HEADER.pack(_MAGIC, 1, _TYPE_CODES[self._dtype], len(lengths), len(marks))
         index = header + lengths.tobytes() + offsets.tobytes() + marks.tobytes()
         return {".bin": self._data.close(), ".idx": (len(index), write_atomically(self._index_path, index))}
-
-
-def _parse_header(index: np.ndarray, path: Path) -> tuple[np.dtype[Any], int, int]:
-    if len(index) < _HEADER.size:
-        raise ConfigError(f"{path}: damaged: shorter than its header; rebuild the shard")
-    magic, version, code, items, marks = _HEADER.unpack(index[: _HEADER.size].tobytes())
-    if magic != _MAGIC or version != 1 or code not in _TYPES:
-        raise ConfigError(f"{path}: not an index of ids or masks; rebuild the shard")
-    return _TYPES[code], items, marks
 
 
 def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:

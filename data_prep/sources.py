@@ -53,7 +53,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
 def _sources_of(number: int, given: Path) -> Iterator[Source]:
     origin = f"{number} {_as_text(given.name)}"
     try:
-        files = sorted(_files_of(given))
+        files = sorted(_hub_files(str(given)) if str(given).startswith(HUB) else _files_of(given))
         if not files:
             raise ConfigError(f"input: {given} names no file; give text files, folders of them, or a quoted glob")
         for relative, path in files:
@@ -64,11 +64,7 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
 
 
 def _files_of(given: Path) -> Iterator[tuple[str, str]]:
-    """Yields (path relative to the input, path) for every file that an input names."""
-    found: Iterator[Path]
-    if str(given).startswith(HUB):
-        yield from _hub_files(str(given))
-        return
+    """Yields (path relative to the input, path) for every file that an input on this machine names."""
     if given.is_dir():
         root, found = given, _walk(given)
     elif given.exists():
@@ -107,11 +103,10 @@ def _hub_files(given: str) -> Iterator[tuple[str, str]]:
 
 
 def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
-    """Returns the folder above a glob's first wildcard, and the files it matches; no files without a wildcard."""
-    signs = [number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")]
-    if not signs:
-        return given.parent, iter(())
-    root, pattern = Path(*given.parts[: signs[0]]), given.parts[signs[0] :]
+    """Returns the folder above a glob's first wildcard, or above its last part, and the files it matches."""
+    last = len(given.parts) - 1
+    first = next((number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")), last)
+    root, pattern = Path(*given.parts[:first]), given.parts[first:]
     if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *; older ones refuse it
         raise ConfigError(f"input: {given} is not a valid glob: ** must stand between slashes, as in folder/**/*.txt")
     return root, (path for path in root.glob(str(Path(*pattern))) if not path.is_dir())

@@ -73,8 +73,9 @@ class SubwordTokenizer:
         self.special = SpecialTokens.model_validate(
             {name: tokenizer.token_to_id(f"[{name.upper()}]") for name in SpecialTokens.model_fields}
         )
-        self.never_masked = np.zeros(self.vocab_size, np.bool_)
-        self.never_masked[[self.special.pad, self.special.cls, self.special.sep, self.special.mask]] = True
+        self.never_masked = np.isin(
+            np.arange(self.vocab_size), [number for name, number in self.special if name != "unk"]
+        )
         self.tokens = [tokenizer.id_to_token(number) or "" for number in range(self.vocab_size)]
         self.continuation = np.array([token.startswith(CONTINUATION) for token in self.tokens])
         self.shown = self.tokens
@@ -105,25 +106,20 @@ class SubwordTokenizer:
         """
         if self._fast is None:
             return self._encode_slowly(texts)
-        for text in texts[:_CHECKED]:
-            self._require_agreement(text[:_LONGEST_CHECKED])
+        for sample in ([text[:_LONGEST_CHECKED]] for text in texts[:_CHECKED]):
+            if not all(map(np.array_equal, self._encode_slowly(sample), _encode_fast(self._fast, sample))):
+                raise ConfigError(
+                    f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {sample[0][:80]!r}; "
+                    "`pip uninstall nanotoken` and run again: slower, but correct"
+                )
         return _encode_fast(self._fast, texts)
 
     def _encode_slowly(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        led = [self._lead + text for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(led, add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast([self._lead + text for text in texts], add_special_tokens=False)
         pieces = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
         return ids, lengths
-
-    def _require_agreement(self, text: str) -> None:
-        slow, fast = self._encode_slowly([text]), _encode_fast(self._fast, [text])
-        if not all(map(np.array_equal, slow, fast)):
-            raise ConfigError(
-                f"vocab: nanotoken and Hugging Face's tokenizers give different ids for {text[:80]!r}; "
-                "`pip uninstall nanotoken` and run again: slower, but correct"
-            )
 
     def normalized(self, text: str) -> str:
         """Returns a text after the tokenizer's normalization of case, accents and Unicode form."""
@@ -210,8 +206,10 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """
     normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]  # BERT's inputs, which this class does not assume
-        return {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # BERT's; no default of this class
+        }
     return {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": normalizer["lowercase"],

@@ -156,12 +156,11 @@ def _alphabet(texts: Iterator[str], tokenizer: Tokenizer, most: int) -> list[str
     # sorted before truncation, so that ties do not depend on the order of the text
     commonest = sorted(counts, key=lambda character: (-counts[character], character))[:most]
     characters = sorted(character for character in commonest if not character.isspace())
-    after_letter = {character: tokenizer.normalizer.normalize_str(f"a{character}") for character in characters}
     # excludes punctuation and Chinese, which are split off the letter's word
     inside = [
         CONTINUATION + character
-        for character, text in after_letter.items()
-        if len(tokenizer.pre_tokenizer.pre_tokenize_str(text)) == 1
+        for character in characters
+        if len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1
     ]
     return characters + inside
 

@@ -28,7 +28,6 @@ from foundation.machine import cores
 DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
 _MEASURED = 1 << 19  # least bytes of text to measure a file's compression
-_MAGIC = 8  # bytes
 _XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of this, and a file may demand 4 GB
 _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; UTF-16 has nearly half, tar a tenth
 
@@ -103,7 +102,7 @@ _ARCHIVES = {
 }
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> io.BufferedReader:
     """Opens a file without decompressing it.
 
     Raises:
@@ -117,18 +116,15 @@ def opened(path: Path) -> BinaryIO:
         ) from None
 
 
-def unpacked(file: BinaryIO) -> Any:
-    """Returns a stream that decompresses a file from its beginning; None if it is not compressed."""
+def unpacked(file: io.BufferedReader) -> Any:
+    """Returns a stream that decompresses a file, which is at its beginning; None if it is not compressed."""
     packing = packing_of(file)
     return _PACKINGS[packing][1](file) if packing else None
 
 
-def packing_of(file: BinaryIO) -> str | None:
-    """Returns the kind of a file's compression, if any; leaves the file at its beginning."""
-    file.seek(0)
-    beginning = file.read(_MAGIC)
-    file.seek(0)
-    return next((name for name, (magic, _) in _PACKINGS.items() if magic.match(beginning)), None)
+def packing_of(file: io.BufferedReader) -> str | None:
+    """Returns the kind of compression of a file that is at its beginning, if any; leaves it there."""
+    return next((name for name, (magic, _) in _PACKINGS.items() if magic.match(file.peek())), None)
 
 
 def _packing_at(path: Path) -> str | None:
@@ -162,11 +158,12 @@ def can_seek(source: Source) -> bool:
     """True if a file is of gzip or bzip2 and rapidgzip is installed; warns if only rapidgzip is missing."""
     if _packing_at(source.path) not in ("gzip", "bzip2"):
         return False
-    is_installed = find_spec("rapidgzip") is not None
-    if not is_installed:
-        name = printable(source.name)
-        print_warning(f"{name}: only one worker can read it; for several, pip install 'electra-sampler[packed]'")
-    return is_installed
+    if find_spec("rapidgzip"):
+        return True
+    print_warning(
+        f"{printable(source.name)}: only one worker can read it; for several, pip install 'electra-sampler[packed]'"
+    )
+    return False
 
 
 def make_index(source: Source, folder: Path) -> None:
@@ -175,23 +172,20 @@ def make_index(source: Source, folder: Path) -> None:
     Raises:
         ConfigError: the file is damaged.
     """
-    path = index_path(source, folder)
+    index = index_path(source, folder)
+    temporary = with_suffix(index, TEMPORARY_SUFFIX)
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
         try:
-            return _write_index(source.path, threads, path)
+            with _opened(source.path, threads) as file:
+                if _packing_at(source.path) == "bzip2":
+                    temporary.write_text(json.dumps(list(file.block_offsets().items())))
+                else:
+                    file.export_index(str(temporary))
+            temporary.replace(index)
+            return
         except (*DAMAGED, ValueError) as error:
             problem = error
     raise ConfigError(f"input: {source.path} cannot be read to the end ({problem}); replace the file")
-
-
-def _write_index(path: Path, threads: int, index: Path) -> None:
-    temporary = with_suffix(index, TEMPORARY_SUFFIX)
-    with _opened(path, threads) as file:
-        if _packing_at(path) == "bzip2":
-            temporary.write_text(json.dumps(list(file.block_offsets().items())))
-        else:
-            file.export_index(str(temporary))
-    temporary.replace(index)
 
 
 def open_sought(source: Source, folder: Path) -> Any:

@@ -33,9 +33,9 @@ class Pool:
         except (ImportError, OSError):
             print_warning("workers: this system has no semaphores (/dev/shm) for several processes; using one")
             self.size = 1
-            return
-        for _ in range(self.size):
-            self._executor.submit(os.getpid)
+        else:
+            for _ in range(self.size):
+                self._executor.submit(os.getpid)
 
     def end(self) -> None:
         """Ends the workers after their current tasks; drops waiting tasks."""

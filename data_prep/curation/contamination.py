@@ -74,14 +74,13 @@ class Contamination:
     """Finds n-grams of evaluation sets in documents, by the index saved in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        with np.load(folder / INDEX_NAME) as file:
-            arrays = dict(file)
-        names = json.loads(arrays["names"].tobytes())
+        with np.load(folder / INDEX_NAME) as arrays:
+            names = json.loads(arrays["names"].tobytes())
+            self._numbers, self._starts = arrays["numbers"], arrays["starts"]
+            self._keys, self._places = arrays["keys"], arrays["places"]
         self._n: int = names["n"]
         self._words: dict[str, int] = {word: number for number, word in enumerate(names["words"], 1)}
         self._examples: list[tuple[str, str]] = names["examples"]
-        self._numbers, self._starts = arrays["numbers"], arrays["starts"]
-        self._keys, self._places = arrays["keys"], arrays["places"]
         self._prefixes = np.zeros(1 << _PREFIX, bool)  # most keys of a document are recognized as others by these bits
         self._prefixes[self._keys >> np.uint64(64 - _PREFIX)] = True
 
@@ -100,14 +99,12 @@ class Contamination:
         return None
 
 
-def make_index(given: Sequence[str], n: int) -> Index | None:
-    """Reads the `given` evaluation sets, as `read_sets` does, and returns their n-grams; None if no set is given.
+def make_index(given: Sequence[str], n: int) -> Index:
+    """Reads the `given` evaluation sets, as `read_sets` does, and returns their n-grams.
 
     Raises:
         ConfigError: a set cannot be read, or no text has n words.
     """
-    if not given:
-        return None
     sets = read_sets(given)
     vocabulary: dict[str, int] = {}
     texts: list[np.ndarray] = []

@@ -60,12 +60,12 @@ class Curator:
                 if len(edited) != len(text):
                     removed[rule.name] += len(text) - len(edited)
                     text, measures = edited, None
-                continue
-            if not text or text.isspace():
+            elif not text or text.isspace():
                 break
-            measures = measures or Measures(text)
-            if not rule.least <= rule.measure(measures) <= rule.most:
-                return Verdict(text, removed, rule.name)
+            else:
+                measures = measures or Measures(text)
+                if not rule.least <= rule.measure(measures) <= rule.most:
+                    return Verdict(text, removed, rule.name)
         if self._contamination and (match := self._contamination.find(text)):
             return Verdict(text, removed, "contaminated", match)
         return Verdict(text, removed)

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from foundation.ordering import mixed
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd; the key of an n-gram is a polynomial in it, modulo 2^64
 _BLANK_LINES = re.compile(r"\n\s*\n")
+_LONGEST_NGRAM = 10  # words in the n-grams of the rules
 
 
 class Measures:
@@ -23,8 +24,6 @@ class Measures:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._keys: list[np.ndarray] = []
-        self._more_keys: Iterator[np.ndarray] | None = None
 
     @cached_property
     def words(self) -> list[str]:
@@ -51,7 +50,7 @@ class Measures:
 
     def top_ngram(self, n: int) -> float:
         """Share of the text's characters, spaces included, that lie in occurrences of its most frequent n-gram."""
-        if not len(keys := self._ngrams(n)):
+        if not len(keys := self._ngrams[n - 1]):
             return 0.0
         distinct, counts = np.unique(keys, return_counts=True)
         most = int(counts.max())
@@ -60,7 +59,7 @@ class Measures:
 
     def repeated_ngrams(self, n: int) -> float:
         """Share of the characters, without spaces, in n-grams that occurred earlier; no word counts twice."""
-        keys = self._ngrams(n)
+        keys = self._ngrams[n - 1]
         ordered = np.sort(keys)
         recurring = np.flatnonzero(np.isin(keys, ordered[1:][ordered[1:] == ordered[:-1]]))
         seen: set[int] = set()
@@ -79,15 +78,12 @@ class Measures:
         """Number of characters in the words before each word, and in all words."""
         return np.concatenate(([0], np.cumsum(np.fromiter(map(len, self.words), np.int64, len(self.words)))))
 
-    def _ngrams(self, n: int) -> np.ndarray:
-        """The keys of all n-grams, in order."""
-        if not self._more_keys:
-            numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of each distinct word
-            words = np.fromiter(map(numbers.__getitem__, self.words), np.uint64, len(self.words))
-            self._more_keys = ngram_keys(words)
-        while len(self._keys) < n:
-            self._keys.append(next(self._more_keys))
-        return self._keys[n - 1]
+    @cached_property
+    def _ngrams(self) -> list[np.ndarray]:
+        """The keys of all 1-grams in order, of all 2-grams, and so on."""
+        numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of each distinct word
+        words = np.fromiter(map(numbers.__getitem__, self.words), np.uint64, len(self.words))
+        return [*islice(ngram_keys(words), _LONGEST_NGRAM)]
 
 
 def ngram_keys(words: np.ndarray) -> Iterator[np.ndarray]:

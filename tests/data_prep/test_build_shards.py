@@ -245,9 +245,7 @@ def test_another_input_in_the_same_folder_is_refused_by_name(options, built, cor
 def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_about_right(built):
     books = load_manifest(built).books
     assert books.documents.read == 96
-    assert books.documents.balances
-    assert books.characters.balances
-    assert books.word_pieces.balances
+    assert books.balances
     assert 2 <= books.documents.held_out <= 20
 
 

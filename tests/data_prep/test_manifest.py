@@ -20,8 +20,8 @@ def test_a_manifest_survives_saving_and_loading(built, tmp_path):
 def test_ledgers_add_up_and_know_whether_they_balance():
     ledger = Ledger(read=5, train=3, held_out=1, dropped={"empty": 1}) + Ledger(read=2, train=1, dropped={"short": 1})
     assert ledger == Ledger(read=7, train=4, held_out=1, dropped={"empty": 1, "short": 1})
-    assert ledger.balances
-    assert not (ledger + Ledger(read=1)).balances
+    assert Books(documents=ledger).balances
+    assert not Books(documents=ledger, characters=Ledger(read=1)).balances
     assert sum([Books(documents=ledger), Books(invalid_utf8=3)], Books()) == Books(documents=ledger, invalid_utf8=3)
 
 

@@ -82,8 +82,7 @@ def test_empty_and_malformed_documents_are_accounted_for(tmp_path, folder):
     (tmp_path / "wiki_00").write_bytes(wiki)
     books = build(tmp_path / "wiki_00", config.model_copy(update={"held_out": 0.0}), output).books
     assert books.documents.model_dump() == {"read": 3, "train": 1, "held_out": 0, "dropped": {"empty": 2}}
-    assert books.characters.balances
-    assert books.word_pieces.balances
+    assert books.balances
     assert books.invalid_utf8 == 2
 
 

@@ -18,8 +18,8 @@ def test_the_records_of_a_build_are_its_plan_and_what_became_of_each_shard(built
     records = [load_record(built, name, ShardRecord) for name in names(built)]
     assert len(records) > 4
     assert sum((record.books for record in records), Books()) == manifest.books
-    assert tuple(filter(None, (record.entry("train") for record in records))) == manifest.shards
-    assert tuple(filter(None, (record.entry("held_out") for record in records))) == held_out.shards
+    assert tuple(filter(None, (record.train for record in records))) == manifest.shards
+    assert tuple(filter(None, (record.held_out for record in records))) == held_out.shards
 
 
 def test_an_equal_record_is_not_written_again(built):

@@ -67,10 +67,9 @@ def test_matches_are_those_of_plain_comparison(path, words, n):
     assert (tuple(found.ngram.split()) if found else None) == expected
 
 
-def test_short_texts_are_counted_and_without_sets_there_is_no_index(path):
+def test_short_texts_are_counted(path):
     index = make_index([path], 5)
     assert (index.texts, index.short) == (4, 2)
-    assert make_index([], 13) is None
 
 
 def test_texts_that_are_all_too_short_are_refused(path):
