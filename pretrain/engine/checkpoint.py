@@ -66,10 +66,6 @@ class Checkpoint(NamedTuple):
     step: int
 
 
-class DamagedCheckpoint(Exception):
-    """Raised if a checkpoint differs from what was written; the message says how."""
-
-
 class NotSaved(RuntimeError):
     """Raised if a checkpoint cannot be written; its partial files are removed, earlier checkpoints are unchanged."""
 
@@ -216,10 +212,20 @@ def _damage(checkpoint: Path, step: int) -> str | None:
         ConfigError: another version of this project wrote it, which is not damage.
     """
     try:
-        for name, expected in _read_marker(checkpoint).items():
-            _require_file(checkpoint / name, expected)
-    except DamagedCheckpoint as damaged:
-        return str(damaged)
+        said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
+    except (OSError, ValueError):
+        return f"{MARKER} is missing or not as it was written"
+    if said["format_version"] != FORMAT_VERSION:
+        raise ConfigError(
+            f"{checkpoint}: got a checkpoint of format version {said['format_version']}, expected {FORMAT_VERSION}; use"
+            " the version of this project that wrote it"
+        )
+    for name, written in said["files"].items():
+        try:
+            if _fingerprint(checkpoint / name) != written:
+                return f"the content of {name} has changed"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     if (found := json.loads((checkpoint / STATE).read_bytes())["step"]) != step:
         return f"{STATE} is of step {found}"
     return None
@@ -227,38 +233,12 @@ def _damage(checkpoint: Path, step: int) -> str | None:
 
 def marker_of(checkpoint: Path) -> bytes:
     """Returns the content of a marker (`complete.json`) for the files now in this checkpoint folder."""
-    files = {}
-    for path in (checkpoint / name for name in FILES):
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    files = {name: _fingerprint(checkpoint / name) for name in FILES}
     return sealed({"format_version": FORMAT_VERSION, "files": files})
 
 
-def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Returns the size and sha256 of each file, as recorded when the checkpoint was written."""
-    try:
-        said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
-    except (OSError, ValueError):
-        raise DamagedCheckpoint(f"{MARKER} is missing or not as it was written") from None
-    if said["format_version"] != FORMAT_VERSION:
-        raise ConfigError(
-            f"{checkpoint}: got a checkpoint of format version {said['format_version']}, expected {FORMAT_VERSION}; use"
-            " the version of this project that wrote it"
-        )
-    return said["files"]
-
-
-def _require_file(path: Path, expected: dict[str, Any]) -> None:
-    """Raises `DamagedCheckpoint` if a checkpoint's file does not match its fingerprint in the marker."""
-    try:
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise DamagedCheckpoint(f"{path.name} has {size} bytes, expected {expected['bytes']}")
-        if file_sha256(path) != expected["sha256"]:
-            raise DamagedCheckpoint(f"the content of {path.name} has changed")
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path.name} is missing") from None
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({error.strerror})") from None
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:

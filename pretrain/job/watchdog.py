@@ -24,7 +24,6 @@ import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 from torch._C._distributed_c10d import PrefixStore
@@ -123,9 +122,7 @@ class Watchdog:
             threading.Thread(target=self._exchange, args=(self._peers,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Ends the threads.
 
         Raises:
@@ -136,9 +133,7 @@ class Watchdog:
                 self._explain(error)
         finally:
             self._over.set()
-            self._watching.join(
-                2 * BEAT
-            )  # or it might set the alarm once more, which would end a process that continues
+            self._watching.join(2 * BEAT)  # or it might set the alarm once more and end a process that continues
             signal.alarm(0)
 
     def progress(self, where: str) -> None:

@@ -18,11 +18,11 @@ from foundation.progress import DAY, about
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.engine.hardware import AUTO, emulated
 from pretrain.huggingface.init_from import normalized_otherwise
-from pretrain.job.launcher import check_hosts
 from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Machine, Memory, memory_per_process
+from pretrain.training.hosts import check_hosts
 from pretrain.training.models import empty_model
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION

@@ -53,7 +53,7 @@ class Telemetry:
             self._log = RunLog(plan.folder, step, steps, log_to) if engine.world.is_first else None
         resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
         self.say(resumed if step else "starts at step 0")
-        self._reported, self.own_time = MetricTotals(engine), OwnTime(engine)
+        self._reported, self.own_time = MetricTotals(engine.device), OwnTime(engine)
         self._first: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).shown if self._log else []
@@ -98,7 +98,7 @@ class Telemetry:
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes the reports that are due after the step. Collective."""
         if self._due(self._run.histogram_every):
-            counts = self._engine.sum_over_ranks(self._reported.distributions.vector.clone())
+            counts = self._engine.sum_over_ranks(self._reported.distributions.clone())
             if self._log and self._first:
                 text = example(*self._first, self._vocabulary)
                 self._log.write_example(self._step, text, histograms(counts))
@@ -113,12 +113,12 @@ class Telemetry:
             loss = f"loss {state.recent_losses[-1]:.3f}"
             self.say(f"step {state.step}/{last}  {loss}  {seconds / done:.1f} s per step  {left} left")
         if self.watching:
-            self._reported.distributions.vector.zero_()
+            self._reported.distributions.zero_()
         self._step += 1
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:
-        values, now = self._reported.values(), time.monotonic()
-        self._reported.sums.vector.zero_()
+        values, now = self._reported.values(self._engine), time.monotonic()
+        self._reported.sums.zero_()
         steps, seconds = state.step - self._line_step, now - self._since
         self._line_step, self._since = state.step, now
         if self._engine.device.type == "cuda":

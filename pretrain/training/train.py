@@ -5,7 +5,7 @@ The loop decides when to step, report, evaluate, save and stop; `losses` runs th
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ def train_rank(plan: Plan) -> int:
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     machine = measured_machine(plan, world)
-    lock = take_folder(plan, world)
+    lock = world.on_first(lambda: lock_run(plan.folder, plan.description)) or nullcontext()
     if world.share(world.is_first and is_finished(plan)):
         if world.is_first:
             print(f"already done: {plan.run.optim.steps:,} steps; see {plan.folder}", flush=True)
@@ -76,24 +76,6 @@ def is_finished(plan: Plan) -> bool:
         newest = newest_valid(plan.folder / CHECKPOINTS, say=lambda line: None)  # said when the run resumes
         return newest is not None and newest.step == plan.run.optim.steps
     return False
-
-
-def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
-    """Locks the run folder on the first rank and returns the lock. Collective.
-
-    Raises:
-        ConfigError: on every rank, if another command trains there.
-    """
-    lock: AbstractContextManager[object] = nullcontext()
-    problems: tuple[str, ...] = ()
-    if world.is_first:
-        try:
-            lock = lock_run(plan.folder, plan.description)
-        except ConfigError as error:
-            problems = error.problems
-    if problems := world.share(problems):
-        raise ConfigError(*problems)
-    return lock
 
 
 def measured_machine(plan: Plan, world: World) -> Machine:
@@ -210,14 +192,14 @@ def losses(
 def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     """Returns the metrics on held-out text, over all ranks. Collective."""
     engine, sequences = training.engine, training.plan.run.evaluate_sequences
-    reported = MetricTotals(engine)
+    reported = MetricTotals(engine.device)
     engine.module.eval()
     for batch in held_out_batches(held_out, sequences, training.batches, HELD_OUT_SEED):
         training.watchdog.progress("a batch of the evaluation")
         batch = batch.to(engine.device)
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
     engine.module.train()
-    return reported.values()
+    return reported.values(engine)
 
 
 def save_state(training: Training, state: TrainingState, telemetry: Telemetry, must: bool) -> None:
