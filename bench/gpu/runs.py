@@ -110,7 +110,7 @@ class Run:
     def estimated_bytes(self) -> float:
         """Returns the dry run's estimate of a process's memory."""
         plan = make_plan(parse_options(RunOptions, None, self.arguments))
-        return memory_of(plan, sum(parameter.numel() for parameter in build_model(plan.description).parameters())).total
+        return sum(memory_of(plan, sum(parameter.numel() for parameter in build_model(plan.description).parameters())))
 
     @property
     def _last(self) -> Path:

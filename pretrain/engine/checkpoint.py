@@ -46,17 +46,19 @@ class EngineState:
     moments: dict[str, dict[str, Tensor]]
     """`exp_avg` and `exp_avg_sq`, each by parameter name."""
 
-    def mismatch(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Returns an error message if the state does not fit a model with these parameter shapes, else `None`."""
+    def require_fit(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Checks that the state fits a model with these parameter shapes.
+
+        Raises:
+            ConfigError: it does not.
+        """
         saved = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
-        different = sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name))
-        if not different:
-            return None
-        first = different[0]
-        return (
-            f"checkpoint: differs from this model in {counted(len(different), 'parameter')}, first {first}: saved"
-            f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved with"
-        )
+        if different := sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name)):
+            first, number = different[0], counted(len(different), "parameter")
+            raise ConfigError(
+                f"checkpoint: differs from this model in {number}, first {first}: saved {saved.get(first)}, expected"
+                f" {shapes.get(first)}; use the configuration it was saved with"
+            )
 
 
 class Checkpoint(NamedTuple):

@@ -107,9 +107,8 @@ class Engine(Generic[Model]):
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
         norm = self.backend.update()
-        if norm is None:
-            return StepResult(True, float("inf"), loss_scale, fatal=final)
-        return StepResult(False, norm, loss_scale)
+        overflow = norm is None
+        return StepResult(overflow, float("inf") if norm is None else norm, loss_scale, fatal=overflow and final)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over the ranks in place, and returns it. Collective."""
@@ -140,9 +139,7 @@ class Engine(Generic[Model]):
         Raises:
             ConfigError: the state's parameters do not match the model's.
         """
-        problem = self.world.share(state.mismatch(self._shapes) if state else None)
-        if problem:
-            raise ConfigError(problem)
+        self.world.on_first(lambda: state.require_fit(self._shapes) if state else None)
         adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
         for adam in self.backend.adam.state.values():
             adam["step"].fill_(adam_steps)

@@ -93,14 +93,9 @@ class Plan(NamedTuple):
         return Sizes(self.run, self.shards.manifest.vocab_size, self.shards.manifest.seq_length)
 
     @property
-    def flops_per_token(self) -> float:
-        """Floating-point operations per word piece."""
-        return self.sizes.flops
-
-    @property
     def flops_per_step(self) -> float:
         """Floating-point operations of a step, without those on padding."""
-        return self.flops_per_token * self.run.batch_size * self.shards.mean_length
+        return self.sizes.flops * self.run.batch_size * self.shards.mean_length
 
     def machine(self, world: World | None = None) -> Machine:
         """Returns the machine of this plan: the GPUs that a dry run assumes, else this machine. Collective.

@@ -109,10 +109,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):
         engine.load_full_state(state)
-    if world.is_first:
-        with writing(plan.folder):
-            write_run(plan.folder, plan.description, plan.deepspeed.json)
-    engine.barrier()
+    world.on_first(lambda: write_run(plan.folder, plan.description, plan.deepspeed.json))
     CACHE.on_wait = watchdog.waits
     batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
     return Training(plan, machine, engine, batches, watchdog)
@@ -122,21 +119,21 @@ def train(training: Training) -> int:
     """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
     plan, machine, engine, *_ = training
     state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
+    batches = TrainingBatches(plan.shards, training.batches, plan.run.seed)
+    if plan.options.graphs and state.step < plan.run.optim.steps:
+        replay_micro_batches(engine.module, batches.step(state.step)[0].to(engine.device, counts=True))
     with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
-        code = run_steps(training, state, telemetry, stop)
+        code = run_steps(training, batches, state, telemetry, stop)
     if engine.world.is_first:
         stop.withdraw(telemetry.say)
     return code
 
 
-def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, stop: StopRequest) -> int:
+def run_steps(
+    training: Training, batches: TrainingBatches, state: TrainingState, telemetry: Telemetry, stop: StopRequest
+) -> int:
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
-    batches = TrainingBatches(plan.shards, training.batches, run.seed)
-    model = training.engine.module
-    if plan.options.graphs and state.step < last:
-        replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
-    telemetry.started()
     saved_at = time.monotonic()
 
     def wishes() -> tuple[bool, bool]:
