@@ -130,7 +130,7 @@ def load(model: ModelFolder, job: Job) -> tuple[nn.Module, World]:
         for name, weight in read_weights(model.path).items()
     }
     fill(module, weights, model.path)
-    return module.to(device), World(0, 1, 0, device)
+    return module.to(device), World(0, 1, device)
 
 
 def classify(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterator[dict[str, Any]]:

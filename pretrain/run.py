@@ -9,7 +9,8 @@ import sys
 
 from foundation.command_line import run_command
 from foundation.machine import share_cores_with_others
-from pretrain.job.launcher import adopt_slurm, require_launch
+from pretrain.job.launcher import adopt_slurm
+from pretrain.training.hosts import require_launch
 from pretrain.training.options import RunOptions
 
 

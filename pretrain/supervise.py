@@ -11,12 +11,11 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
+from threading import Thread
 from types import FrameType
 from typing import Annotated
 
@@ -47,7 +46,7 @@ class SuperviseOptions(StrictConfig):
 def main(options: SuperviseOptions) -> int:
     folder, supervised = run_folder_of(options.command), SupervisedCommand(options.command)
     for restarts in range(options.max_restarts + 1):
-        started, before = time.monotonic(), read_records(folder)
+        before = read_records(folder)
         code = supervised.run()
         if code == EXIT_BAD_USAGE:
             return code
@@ -55,7 +54,7 @@ def main(options: SuperviseOptions) -> int:
             return 0
         if supervised.stopping or code == EXIT_STOPPED:
             return EXIT_STOPPED
-        _say(f"the command ended after {time.monotonic() - started:.0f} s with code {code} before the run's last step")
+        _say(f"the command ended with code {code} before the run's last step")
         if end := first_cause([record for record in read_records(folder) if record not in before]):
             _say(f"{end.name}: {end.sentence}; its output is in {rank_log(folder, end.rank)}")
         if restarts < options.max_restarts:
@@ -74,7 +73,7 @@ class SupervisedCommand:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command, self.stopping = command, False
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Popen[str] | None = None
         for number in SIGNALS:
             signal.signal(number, self._pass_on)
 
@@ -85,21 +84,15 @@ class SupervisedCommand:
             ConfigError: there is no such program.
         """
         try:
-            process = subprocess.Popen(
-                self.command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
+            process = self._process = Popen(
+                self.command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", start_new_session=True
             )
         except OSError as error:
             raise ConfigError(
                 f"command: cannot start {self.command[0]!r} ({error.strerror}), expected a program; give its path, such"
                 " as .venv/bin/deepspeed, or activate the environment that has it"
             ) from None
-        self._process = process
-        reading = threading.Thread(target=_show, args=(process.stdout,), daemon=True)
+        reading = Thread(target=_show, args=(process.stdout,), daemon=True)
         reading.start()
         process.wait()
         reading.join(GRACE)  # the output closes when the last process that holds it ends
@@ -126,8 +119,7 @@ def run_folder_of(command: Sequence[str]) -> Path:
     """
     for place, part in enumerate(command):
         if part == "pretrain" or part.endswith(STARTED):
-            options = parse_options(RunOptions, None, command[place + 1 :])
-            return options.output or Path("runs") / options.preset
+            return parse_options(RunOptions, None, command[place + 1 :]).folder
     raise ConfigError(
         f"command: got {' '.join(command)!r}, expected one that runs pretrain/run.py, after --, for example"
         " pretrain/supervise.py -- deepspeed pretrain/run.py --preset base"

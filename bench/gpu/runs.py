@@ -111,7 +111,7 @@ class Run:
         """Returns the dry run's estimate of a process's memory."""
         plan = make_plan(parse_options(RunOptions, None, self.arguments))
         parameters = sum(parameter.numel() for parameter in build_model(plan.description).parameters())
-        return memory_of(plan, parameters, plan.machine()).total
+        return sum(memory_of(plan, parameters, plan.machine()))
 
     @property
     def _last(self) -> Path:

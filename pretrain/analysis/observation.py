@@ -17,7 +17,7 @@ from pretrain.data.batches import Batch
 from pretrain.method.electra import Detection
 from pretrain.method.losses import discriminator_loss
 from pretrain.method.objective import ElectraOutput, Objective
-from pretrain.training.metrics import MetricSums, summary
+from pretrain.training.metrics import MetricTotals, summary
 
 CANDIDATES = 16
 """Number of quantiles of p_G in `oracle_distance`; each costs a forward of the discriminator."""
@@ -97,7 +97,7 @@ class Recording(NamedTuple):
 def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Recording:
     """Runs the model in evaluation mode over the batches, once per sampling distribution; returns what it recorded."""
     model.eval()
-    metrics, sequences = MetricSums(device), 0
+    metrics, sequences = MetricTotals(device), 0
     originals: list[tuple[Tensor, ...]] = []
     parts: dict[str, list[tuple[Tensor, ...]]] = defaultdict(list)
     tokens: dict[str, list[Tensor]] = defaultdict(list)
@@ -108,7 +108,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
                 seen = _judgment(batch, output.d_BL, output.replaced_BL, sequences)
                 parts[name].append(_on_host(*seen, *_observe_masked(batch, output)))
                 tokens[name].append(output.draw.tokens_BK.to("cpu", torch.int32))
-        metrics.add(batch, output)  # the last output, with the objective's own sampling distribution
+        metrics.add(batch, output, watched=False)  # the last output, with the objective's own sampling distribution
         original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
         valid_BK = batch.masked_valid_BK
         columns_BK = (output.log_p_original_BK, output.top_BK == original_BK, _rows(valid_BK, sequences))
@@ -119,7 +119,7 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
         OriginalTokens(*_joined(originals)),
         {name: Observations(Judgment(*columns[name][:judged]), *columns[name][judged:]) for name in parts},
         {name: torch.cat(drawn) for name, drawn in tokens.items()},
-        summary(metrics.vector),
+        summary(metrics.sums),
     )
 
 

@@ -57,10 +57,8 @@ class Batch(NamedTuple):
         """Returns the batch on `device`; with `counts`, its counts are tensors, which a CUDA graph rereads at every
         replay.
         """
-        moved = Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in self)
-        if not counts:
-            return moved
-        return Batch._make(part if isinstance(part, Tensor) else torch.full((), part, device=device) for part in moved)
+        parts = (torch.full((), part, device=device) if counts and isinstance(part, float) else part for part in self)
+        return Batch._make(part.to(device, non_blocking=True) if isinstance(part, Tensor) else part for part in parts)
 
     def pinned(self) -> "Batch":
         """Returns a copy in pinned memory for asynchronous transfer; without a GPU, returns the batch itself."""

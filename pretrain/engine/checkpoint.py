@@ -46,17 +46,19 @@ class EngineState:
     moments: dict[str, dict[str, Tensor]]
     """`exp_avg` and `exp_avg_sq`, each by parameter name."""
 
-    def mismatch(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Returns an error message if the state does not fit a model with these parameter shapes, else `None`."""
+    def require_fit(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Checks that the state fits a model with these parameter shapes.
+
+        Raises:
+            ConfigError: it does not.
+        """
         saved = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
-        different = sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name))
-        if not different:
-            return None
-        first = different[0]
-        return (
-            f"checkpoint: differs from this model in {counted(len(different), 'parameter')}, first {first}: saved"
-            f" {saved.get(first)}, expected {shapes.get(first)}; use the configuration it was saved with"
-        )
+        if different := sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name)):
+            first, number = different[0], counted(len(different), "parameter")
+            raise ConfigError(
+                f"checkpoint: differs from this model in {number}, first {first}: saved {saved.get(first)}, expected"
+                f" {shapes.get(first)}; use the configuration it was saved with"
+            )
 
 
 class Checkpoint(NamedTuple):
@@ -64,10 +66,6 @@ class Checkpoint(NamedTuple):
 
     folder: Path
     step: int
-
-
-class DamagedCheckpoint(Exception):
-    """Raised if a checkpoint differs from what was written; the message says how."""
 
 
 class NotSaved(RuntimeError):
@@ -216,10 +214,20 @@ def _damage(checkpoint: Path, step: int) -> str | None:
         ConfigError: another version of this project wrote it, which is not damage.
     """
     try:
-        for name, expected in _read_marker(checkpoint).items():
-            _require_file(checkpoint / name, expected)
-    except DamagedCheckpoint as damaged:
-        return str(damaged)
+        said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
+    except (OSError, ValueError):
+        return f"{MARKER} is missing or not as it was written"
+    if said["format_version"] != FORMAT_VERSION:
+        raise ConfigError(
+            f"{checkpoint}: got a checkpoint of format version {said['format_version']}, expected {FORMAT_VERSION}; use"
+            " the version of this project that wrote it"
+        )
+    for name, written in said["files"].items():
+        try:
+            if _fingerprint(checkpoint / name) != written:
+                return f"the content of {name} has changed"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     if (found := json.loads((checkpoint / STATE).read_bytes())["step"]) != step:
         return f"{STATE} is of step {found}"
     return None
@@ -227,38 +235,12 @@ def _damage(checkpoint: Path, step: int) -> str | None:
 
 def marker_of(checkpoint: Path) -> bytes:
     """Returns the content of a marker (`complete.json`) for the files now in this checkpoint folder."""
-    files = {}
-    for path in (checkpoint / name for name in FILES):
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    files = {name: _fingerprint(checkpoint / name) for name in FILES}
     return sealed({"format_version": FORMAT_VERSION, "files": files})
 
 
-def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Returns the size and sha256 of each file, as recorded when the checkpoint was written."""
-    try:
-        said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
-    except (OSError, ValueError):
-        raise DamagedCheckpoint(f"{MARKER} is missing or not as it was written") from None
-    if said["format_version"] != FORMAT_VERSION:
-        raise ConfigError(
-            f"{checkpoint}: got a checkpoint of format version {said['format_version']}, expected {FORMAT_VERSION}; use"
-            " the version of this project that wrote it"
-        )
-    return said["files"]
-
-
-def _require_file(path: Path, expected: dict[str, Any]) -> None:
-    """Raises `DamagedCheckpoint` if a checkpoint's file does not match its fingerprint in the marker."""
-    try:
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise DamagedCheckpoint(f"{path.name} has {size} bytes, expected {expected['bytes']}")
-        if file_sha256(path) != expected["sha256"]:
-            raise DamagedCheckpoint(f"the content of {path.name} has changed")
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path.name} is missing") from None
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path.name} cannot be read ({error.strerror})") from None
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:

@@ -77,10 +77,41 @@ def resolve(
     """
     config = source if isinstance(source, DeepSpeedConfig) else read(source)
     problems = [OVERRIDE + problem for problem in _impossible(config, device_type)]
-    problems += _indivisible(config, batch_size, world_size)
+    micro = config.train_micro_batch_size_per_gpu
+    per_step = world_size * (1 if micro == "auto" else micro)
+    if batch_size % per_step:
+        problems.append(
+            f"batch_size: got {batch_size}, expected a multiple of {per_step}"
+            f" (train_micro_batch_size_per_gpu {micro} x {counted(world_size, 'rank')}); --set batch_size or"
+            f" {OVERRIDE}train_micro_batch_size_per_gpu, or start another number of processes"
+        )
     if problems:
         raise ConfigError(*problems)
-    return _fill(config, batch_size, world_size, optim)
+    micro = batch_size // world_size if micro == "auto" else micro
+    accumulation = batch_size // (world_size * micro)
+    values = config.model_dump(exclude_none=True, exclude={"optimizer": {"params": {"lr"}}})
+    values |= {
+        "train_batch_size": batch_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": optim.gradient_clipping,
+        "timers": {"throughput": {"enabled": False}},  # DeepSpeed's timer waits for the GPU at every micro-batch
+    }
+    values["optimizer"]["params"] |= {
+        "betas": list(optim.betas),
+        "eps": optim.eps,
+        "weight_decay": optim.weight_decay,
+    }
+    return EngineConfig(
+        values,
+        config.zero_optimization.stage,
+        config.precision,
+        micro,
+        accumulation,
+        optim.gradient_clipping,
+        offloads=config.zero_optimization.offloads,
+        recomputes=config.activation_checkpointing is not None,
+    )
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -170,39 +201,3 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
         yield "zero_optimization.offload_optimizer: set at stage 0, which offloads nothing; use stage 1"
     if fp16 and config.fp16 and config.fp16.loss_scale and config.fp16.loss_scale < 1:
         yield f"fp16.loss_scale: got {config.fp16.loss_scale}, expected 0 (dynamic) or at least 1; leave it out"
-
-
-def _indivisible(config: DeepSpeedConfig, batch_size: int, world_size: int) -> Iterator[str]:
-    micro = config.train_micro_batch_size_per_gpu
-    per_step = world_size * (1 if micro == "auto" else micro)
-    if batch_size % per_step:
-        yield (
-            f"batch_size: got {batch_size}, expected a multiple of {per_step}"
-            f" (train_micro_batch_size_per_gpu {micro} x {counted(world_size, 'rank')}); --set batch_size or"
-            f" {OVERRIDE}train_micro_batch_size_per_gpu, or start another number of processes"
-        )
-
-
-def _fill(config: DeepSpeedConfig, batch_size: int, world_size: int, optim: AdamNumbers) -> EngineConfig:
-    values = config.model_dump(exclude_none=True, exclude={"optimizer": {"params": {"lr"}}})
-    if config.train_micro_batch_size_per_gpu == "auto":
-        values["train_micro_batch_size_per_gpu"] = batch_size // world_size
-    values["train_batch_size"] = batch_size
-    values["gradient_accumulation_steps"] = batch_size // (world_size * values["train_micro_batch_size_per_gpu"])
-    values["gradient_clipping"] = optim.gradient_clipping
-    values["optimizer"]["params"] |= {
-        "betas": list(optim.betas),
-        "eps": optim.eps,
-        "weight_decay": optim.weight_decay,
-    }
-    values["timers"] = {"throughput": {"enabled": False}}  # DeepSpeed's timer waits for the GPU at every micro-batch
-    return EngineConfig(
-        values,
-        config.zero_optimization.stage,
-        config.precision,
-        values["train_micro_batch_size_per_gpu"],
-        values["gradient_accumulation_steps"],
-        optim.gradient_clipping,
-        offloads=config.zero_optimization.offloads,
-        recomputes=config.activation_checkpointing is not None,
-    )

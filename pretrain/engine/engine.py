@@ -9,7 +9,7 @@ and fine-tuning.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,17 +24,8 @@ from pretrain.engine.plain import MOMENTS, Backend, Plain
 from pretrain.job.processes import World
 from pretrain.model.encoder import Stack
 
-Inputs = ParamSpec("Inputs")
-Output_co = TypeVar("Output_co", covariant=True)
 Model = TypeVar("Model", bound=nn.Module)
-Model_co = TypeVar("Model_co", covariant=True)
 Progress = TypeVar("Progress")
-
-
-class Runs(Protocol[Inputs, Output_co]):
-    """A model, typed by the signature of its forward."""
-
-    def forward(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class StepResult:
     """The step overflowed and the loss scale cannot fall: there is none, it is fixed, or it is at its minimum."""
 
 
-class Engine(Generic[Model_co]):
+class Engine(Generic[Model]):
     """A model under DeepSpeed, or at stage 0 under plain PyTorch.
 
     `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
@@ -63,11 +54,11 @@ class Engine(Generic[Model_co]):
         ConfigError: bf16 on a GPU without it, or the job needs DeepSpeed and it cannot be imported.
     """
 
-    module: Model_co
+    module: Model
     """The model itself, on its device and in its precision; called directly for evaluation."""
 
     def __init__(
-        self: "Engine[Model]",
+        self,
         model: Model,
         parameter_groups: Sequence[Mapping[str, Any]],
         config: EngineConfig,
@@ -95,7 +86,7 @@ class Engine(Generic[Model_co]):
         """Adam's step count: this run's updates, plus those of the run whose optimizer it started with, if any."""
         return int(next(iter(self.backend.adam.state.values()))["step"])
 
-    def forward(self: "Engine[Runs[Inputs, Output_co]]", *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output of the model's forward, which holds the loss."""
         return self.backend.forward(*args, **kwargs)
 
@@ -116,9 +107,8 @@ class Engine(Generic[Model_co]):
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
         norm = self.backend.update()
-        if norm is None:
-            return StepResult(True, float("inf"), loss_scale, fatal=final)
-        return StepResult(False, norm, loss_scale)
+        overflow = norm is None
+        return StepResult(overflow, float("inf") if norm is None else norm, loss_scale, fatal=overflow and final)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Sums `tensor` over the ranks in place, and returns it. Collective."""
@@ -149,9 +139,7 @@ class Engine(Generic[Model_co]):
         Raises:
             ConfigError: the state's parameters do not match the model's.
         """
-        problem = self.world.share(state.mismatch(self._shapes) if state else None)
-        if problem:
-            raise ConfigError(problem)
+        self.world.on_first(lambda: state.require_fit(self._shapes) if state else None)
         adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
         for adam in self.backend.adam.state.values():
             adam["step"].fill_(adam_steps)
@@ -189,17 +177,9 @@ def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
     Raises:
         ConfigError: on every rank, if no checkpoint is usable (see `checkpoint.all_valid`) or it is of another model.
     """
-    problems: tuple[str, ...] = ()
-    state, extra = None, None
-    if engine.world.is_first:
-        try:
-            if checkpoint := newest_valid(folder):
-                state, extra = load(checkpoint)
-        except ConfigError as error:
-            problems = error.problems
-    problems, extra = engine.world.share([problems, extra])
-    if problems:
-        raise ConfigError(*problems)
+    checkpoint = engine.world.on_first(lambda: newest_valid(folder))
+    state, extra = load(checkpoint) if checkpoint else (None, None)
+    extra = engine.world.share(extra)
     if extra is None:
         return progress()
     engine.load_full_state(state)

@@ -81,7 +81,7 @@ def require_same_precision(precision: str, world: World) -> None:
         ConfigError: on every rank, if they were not.
     """
     first = world.share(precision)
-    if others := round(world.sum(precision != first)):
+    if others := round(sum(world.of_ranks(precision != first))):
         raise ConfigError(
             f"deepspeed_config: auto chose {first} for the first rank and another precision for {others} of"
             f" {world.world_size}, whose hardware differs; name a file for all, such as --deepspeed_config zero1_fp32"

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 from torch import nn
 
 from foundation.config import MOST, StrictConfig
 from pretrain.engine.muon import moved_by_muon
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamNumbers(Protocol):
@@ -39,7 +41,7 @@ class OptimConfig(StrictConfig):
     """Decay of schedule=wsd, as a function of its share u that is done: 1 - sqrt(u) (ModernBERT), or 1 - u."""
     final_scale: float = Field(default=0.0, ge=0, le=1)
     """Rate at the end of the decay of schedule=wsd, as a share of `lr` (ModernBERT: .001)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's decay rates of both moments (paper)."""
     eps: ClassVar[float] = 1e-6
     """Adam's epsilon (paper)."""
@@ -66,8 +68,6 @@ class OptimConfig(StrictConfig):
             )
         if self.muon and not self.adam_bias_correction:
             raise ValueError("muon: true without adam_bias_correction, which would change its rate; leave one out")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas: got {self.betas}, expected two numbers from 0 to below 1")
         return self
 
     def rate(self, updates: int) -> float:

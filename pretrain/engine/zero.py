@@ -64,10 +64,11 @@ class DeepSpeed(Backend):
     def gather(self, moment: str | None = None) -> dict[str, Tensor]:
         gathered = {}
         for name, parameter in self.module.named_parameters():
-            if moment:
-                full = sharded.safe_get_full_optimizer_state(parameter, moment)
-            else:
-                full = sharded.safe_get_full_fp32_param(parameter)
+            full = (
+                sharded.safe_get_full_optimizer_state(parameter, moment)
+                if moment
+                else sharded.safe_get_full_fp32_param(parameter)
+            )
             if self.world.is_first:  # the other ranks hold one full tensor at a time
                 gathered[name] = full.to("cpu", torch.float32, copy=True)
         return gathered

@@ -1,44 +1,39 @@
 """The processes of a job: joining the process group, identifying ranks, and exiting together."""
 
 import atexit
-import ctypes
 import ipaddress
 import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import rendezvous
 
 from foundation.config import ConfigError
-from foundation.machine import cores
+from foundation.machine import cores, keep_freed_memory
 from pretrain.job.launcher import adopt_slurm, number_of
 
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)
 """Timeout of collectives in the job's first group (PyTorch's default for gloo); DeepSpeed's own groups ignore it."""
-
 BACKLOG = 4096
 """Pending connections that the store's socket accepts (PyTorch's value for its store)."""
-KEPT_MEMORY = {-1: 2**31 - 1, -4: 0}
-"""Values for glibc's M_TRIM_THRESHOLD (bytes) and M_MMAP_MAX (blocks outside the heap), see mallopt(3): freed memory is
-kept for later tensors. By default glibc returns large blocks to the system at once, and each step has to map and clear
-new ones, which takes a tenth to a fifth of a small model's step (docs/evidence/speed.md)."""
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class World:
-    """One process's place in the job: its rank, the world size, and its device."""
+    """One process's place in the job."""
 
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
 
     @property
@@ -55,59 +50,67 @@ class World:
         dist.broadcast(encoded, src=0)
         return json.loads(bytes(encoded.tolist()))
 
-    def sum(self, value: float) -> float:
-        """Returns the sum of all ranks' values. Collective."""
-        total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return total.item()
+    def of_ranks(self, value: float) -> list[float]:
+        """Returns the value of every rank, by rank. Collective."""
+        values = torch.zeros(self.world_size, dtype=torch.float64, device=self.device)
+        values[self.rank] = value
+        dist.all_reduce(values)
+        return values.tolist()
+
+    def on_first(self, make: Callable[[], Made]) -> Made | None:
+        """Calls `make` on the first rank only; returns its result there, `None` on the others. Collective.
+
+        Raises:
+            ConfigError: on every rank, if `make` raised it.
+        """
+        made = None
+        problems: tuple[str, ...] = ()
+        if self.is_first:
+            try:
+                made = make()
+            except ConfigError as error:
+                problems = error.problems
+        if problems := self.share(problems):
+            raise ConfigError(*problems)
+        return made
 
 
 def start_processes() -> World:
     """Joins the job's process group, under `deepspeed`, `torchrun` or `srun`, or as a single process under `python`."""
     adopt_slurm()
-    world_size, local_rank = (number_of(key, "0") for key in ("WORLD_SIZE", "LOCAL_RANK"))
-    rank = number_of("RANK") if world_size else 0
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if cuda:
+    launched = number_of("WORLD_SIZE", "0")
+    rank, world_size = number_of("RANK") if launched else 0, max(1, launched)
+    if torch.cuda.is_available():
+        device = torch.device("cuda", number_of("LOCAL_RANK", "0"))
         torch.cuda.set_device(device)
     else:
+        device = torch.device("cpu")
         if "OMP_NUM_THREADS" not in os.environ:  # the ranks share the cores: more threads would only queue
             torch.set_num_threads(max(1, cores() // local_ranks()))
-        with suppress(AttributeError):  # another C library
-            for setting, value in KEPT_MEMORY.items():
-                ctypes.CDLL(None).mallopt(setting, value)
+        keep_freed_memory()
     if not dist.is_initialized():
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            "nccl" if device.type == "cuda" else "gloo",
             timeout=COMMUNICATION_TIMEOUT,
-            store=_meet(rank, world_size) if world_size else HashStore(),  # a single process needs no port
+            store=_meet(rank, world_size) if launched else HashStore(),  # a single process needs no port
             rank=rank,
-            world_size=max(1, world_size),
+            world_size=world_size,
         )
-    return World(rank, max(1, world_size), local_rank, device)
+    return World(rank, world_size, device)
 
 
 def _meet(rank: int, world_size: int) -> Store:
     """Connects to the job's key-value store, at the address in the launcher's environment variables.
 
-    Keys get a prefix per start, since torchrun's store survives restarts and keeps the addresses of dead ranks.
+    Rank 0 serves it; under torchrun, torchrun does. Keys get a prefix per start, since torchrun's store survives
+    restarts and keeps the addresses of dead ranks.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun itself serves the store
-        store = next(rendezvous("env://", timeout=COMMUNICATION_TIMEOUT))[0]
-    else:
-        if world_size == number_of("LOCAL_SIZE", "0"):  # all ranks on one host: no other host has to reach it
-            os.environ["MASTER_ADDR"] = "127.0.0.1"
-        address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
-        store = TCPStore(
-            address,
-            port,
-            world_size,
-            is_master=rank == 0,
-            timeout=COMMUNICATION_TIMEOUT,
-            master_listen_fd=listen(address, port).detach() if rank == 0 else None,
-        )
-    store.set_timeout(COMMUNICATION_TIMEOUT)
+    if world_size == number_of("LOCAL_SIZE", "0"):  # all ranks on one host: no other host has to reach it
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+    address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    listening = listen(address, port).detach() if serves else None
+    store = TCPStore(address, port, world_size, serves, COMMUNICATION_TIMEOUT, master_listen_fd=listening)
     return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -144,13 +147,12 @@ def leave(code: int) -> NoReturn:
     Skips the interpreter's shutdown, which sometimes aborts in a thread of the communication library and so changes the
     exit code (measured: 1 in 10 with several ranks, 1 in 100 with a single process).
     """
-    if not dist.is_initialized():
-        raise SystemExit(code)
-    if dist.get_world_size() == 1:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()
+        _end_here(code)
+    if dist.is_initialized():
         atexit.register(_end_here, code)
-        raise SystemExit(code)
-    dist.barrier()
-    _end_here(code)
+    raise SystemExit(code)
 
 
 def _end_here(code: int) -> NoReturn:

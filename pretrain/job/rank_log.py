@@ -46,11 +46,7 @@ class EndRecord(NamedTuple):
     @classmethod
     def of(cls, rank: int) -> Self:
         """Returns the record of this process at its start."""
-        return cls(rank, socket.gethostname(), os.getpid(), _now())
-
-    def ended(self, reason: Reason, code: int, sentence: str) -> Self:
-        """Returns the record of the same process at its end."""
-        return self._replace(time=_now(), reason=reason, exit_code=code, sentence=printable(sentence))
+        return cls(rank, socket.gethostname(), os.getpid(), now())
 
     @property
     def name(self) -> str:
@@ -78,7 +74,7 @@ def first_cause(records: Sequence[EndRecord]) -> EndRecord | None:
     return min(causes, key=lambda end: (CAUSES.index(end.reason), end.time), default=None)
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -139,6 +135,3 @@ class Both(io.TextIOBase):
 
     def isatty(self) -> bool:
         return bool(self._stream and self._stream.isatty())
-
-    def fileno(self) -> int:
-        return (self._stream or self._log).fileno()

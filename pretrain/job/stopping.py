@@ -25,10 +25,9 @@ class StopRequest:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "stop"
         self._signaled = False
-        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        self._before: dict[signal.Signals, Any] = {one: signal.signal(one, self._remember) for one in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:

@@ -8,7 +8,7 @@ The other ends this process when
 - there was no progress for `hang_timeout` seconds (three times that until the first step has ended);
 - the launcher exited, and this rank has not saved and stopped within `silence` seconds.
 
-If the threads themselves cannot run because something holds Python's GIL, a system alarm ends the process.
+If the threads cannot run because something holds Python's GIL, a system alarm ends the process.
 """
 
 import contextlib
@@ -24,17 +24,16 @@ import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code
+from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code, printable
 from pretrain.job.launcher import is_alive, launchers
 from pretrain.job.processes import World
-from pretrain.job.rank_log import EndRecord, Reason, write_record
+from pretrain.job.rank_log import EndRecord, Reason, now, write_record
 
 BEAT = 1.0
 """Seconds between exchanges with the other ranks."""
@@ -45,8 +44,6 @@ LONGEST_SILENCE = 60.0
 START_FACTOR = 3
 """Factor on the timeout of the first step, which includes building the model, connecting and compiling kernels."""
 MOST_NAMED = 8
-STACK_LINES = 6
-"""Number of innermost calls shown when a rank ends."""
 
 
 class Peers:
@@ -123,9 +120,7 @@ class Watchdog:
             threading.Thread(target=self._exchange, args=(self._peers,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Ends the threads.
 
         Raises:
@@ -136,9 +131,7 @@ class Watchdog:
                 self._explain(error)
         finally:
             self._over.set()
-            self._watching.join(
-                2 * BEAT
-            )  # or it might set the alarm once more, which would end a process that continues
+            self._watching.join(2 * BEAT)  # or it might set the alarm once more and end a process that continues
             signal.alarm(0)
 
     def progress(self, where: str) -> None:
@@ -158,8 +151,9 @@ class Watchdog:
 
     def record(self, reason: Reason, code: int, sentence: str) -> None:
         """Writes the record of why this rank is ending to the run folder; a failed write is ignored."""
+        end = self._record._replace(time=now(), reason=reason, exit_code=code, sentence=printable(sentence))
         with contextlib.suppress(OSError):
-            write_record(self._folder, self._record.ended(reason, code, sentence))
+            write_record(self._folder, end)
 
     def _explain(self, error: BaseException) -> None:
         """Prints and records why this rank fails with `error`; if it lost a connection, also which rank is gone.
@@ -214,8 +208,8 @@ class Watchdog:
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}" if frame else "its end"
 
     def _end(self, reason: Reason, sentence: str) -> NoReturn:
-        """Prints and records why this process ends, with its stack; ends it."""
-        stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread))[-STACK_LINES:])
+        """Prints and records why this process ends, with its innermost calls; ends it."""
+        stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread), limit=-6))
         _say(f"{self._record.name} ends: {sentence}\n{self._record.name} is, after {self._where}, at\n{stack}")
         self.record(reason, EXIT_FAILED, sentence)
         os._exit(EXIT_FAILED)

@@ -12,9 +12,6 @@ from torch import Tensor
 
 Gamma = float | Literal["piecewise"]
 
-PIECEWISE_THRESHOLD = 0.2  # paper, ablation of the focal loss: gamma = 3 where p > 0.2, 5 elsewhere
-PIECEWISE_GAMMA = (3.0, 5.0)
-
 
 def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:
     """Returns L_G = -(1 - p)^gamma log p of the original token; the gradient flows through both factors.
@@ -28,8 +25,7 @@ def focal_loss(log_p_original: Tensor, gamma: Gamma) -> Tensor:
         if gamma < 1:  # at error 0 the power has an infinite slope, though the loss has slope 0
             error = error.clamp(min=torch.finfo(error.dtype).tiny)
         return -(error**gamma) * log_p_original
-    confident, unsure = PIECEWISE_GAMMA
-    exponent = torch.where(log_p_original.exp() > PIECEWISE_THRESHOLD, confident, unsure)
+    exponent = torch.where(log_p_original.exp() > 0.2, 3.0, 5.0)  # paper, ablation of the focal loss
     return -(error**exponent) * log_p_original
 
 

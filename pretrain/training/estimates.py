@@ -67,10 +67,6 @@ class Memory(NamedTuple):
     optimizer: float
     activations: float
 
-    @property
-    def total(self) -> float:
-        return sum(self)
-
 
 def memory_per_process(
     deepspeed: EngineConfig,
@@ -224,7 +220,7 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     fp32 = products if precision == "fp32" else product_speed("fp32", device)
     flops = sizes.flops / seconds_per_token(sizes, precision, device, products, fp32)
     alone = processes if cuda else 1
-    flops, *speeds = (world.sum(own) if world else own * alone for own in (flops, products, fp32))
+    flops, *speeds = (sum(world.of_ranks(own)) if world else own * alone for own in (flops, products, fp32))
     source = "the speed of one layer of each encoder, timed now"
     if cuda:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -34,46 +34,6 @@ SUMS = (
 )
 
 
-class MetricSums:
-    """Sums over micro-batches, in one float64 vector [len(SUMS)] that can be all-reduced."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.vector = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
-
-    @torch.no_grad()
-    def add(self, batch: Batch, output: Output) -> None:
-        valid_BK = batch.masked_valid_BK
-        original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-        parts = [
-            valid_BK,
-            batch.attention_mask_BL,
-            output.generator_loss_BK * valid_BK,
-            -output.log_p_original_BK * valid_BK,
-            (output.top_BK == original_BK) & valid_BK,
-        ]
-        if isinstance(output, ElectraOutput):
-            parts += _detection(batch, output)
-        self.vector[: len(parts)] += torch.stack([part.sum(dtype=torch.float64) for part in parts])
-
-
-def _detection(batch: Batch, output: ElectraOutput) -> list[Tensor]:
-    """Returns the terms to sum for replacements and discriminator, in the order of `SUMS` from `judged` on."""
-    valid_BK, visible_BL = batch.masked_valid_BK, batch.attention_mask_BL
-    suspected_BL = (output.d_BL > 0) & visible_BL
-    right_BL = (suspected_BL == output.replaced_BL) & visible_BL
-    right_BK = right_BL.gather(1, batch.masked_positions_BK) & valid_BK
-    return [
-        visible_BL,
-        output.sampler_loss_BK * valid_BK,
-        output.replaced_BL,
-        output.discriminator_loss_BL * visible_BL,
-        right_BK,
-        right_BL,
-        suspected_BL,
-        suspected_BL & output.replaced_BL,
-    ]
-
-
 def summary(vector: Tensor) -> dict[str, float]:
     """Returns means from the summed vector, losses in nats per position; without a discriminator, the generator's only.
 
@@ -146,15 +106,31 @@ PARTS = {
 }
 
 
-class Distributions:
-    """Histograms and sums over forwards that computed entropies, in one float64 vector that can be all-reduced."""
+class MetricTotals:
+    """What this rank's forwards add up to, in two float64 vectors that can be all-reduced.
+
+    `sums`, [len(SUMS)], counts every forward; `distributions`, with the parts of `PARTS`, those with entropies.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.vector = torch.zeros(sum(PARTS.values()), dtype=torch.float64, device=device)
-        self._parts = split(self.vector)
+        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+        self.distributions = torch.zeros(sum(PARTS.values()), dtype=torch.float64, device=device)
+        self._parts = split(self.distributions)
 
     @torch.no_grad()
-    def add(self, batch: Batch, output: Output) -> None:
+    def add(self, batch: Batch, output: Output, watched: bool) -> None:
+        """Adds one micro-batch; `watched` means that its forward also computed entropies."""
+        terms = _terms(batch, output)
+        self.sums[: len(terms)] += torch.stack([term.sum(dtype=torch.float64) for term in terms])
+        if watched:
+            self._watch(batch, output)
+
+    def values(self, engine: Engine) -> dict[str, Any]:
+        """Returns the metrics of everything added on any rank, by name. Collective."""
+        sums, distributions = (engine.sum_over_ranks(part.clone()) for part in (self.sums, self.distributions))
+        return summary(sums) | describe(distributions)
+
+    def _watch(self, batch: Batch, output: Output) -> None:
         self._count_masked(batch, "max_p_G", PROBABILITY, output.log_max_p_G_BK.exp())
         self._add_entropy(batch, "entropy_p_G", output.entropy_p_G_BK)
         if not isinstance(output, ElectraOutput):
@@ -190,6 +166,33 @@ class Distributions:
         features_N6 = torch.stack((torch.ones_like(a_N), a_N, b_N, a_N * a_N, b_N * b_N, a_N * b_N), dim=1)
         classes_2N = torch.stack((valid_BK & ~other_BK, valid_BK & other_BK)).flatten(1).double()
         self._parts["estimate"] += (classes_2N @ features_N6).flatten()
+
+
+def _terms(batch: Batch, output: Output) -> list[Tensor]:
+    """Returns the terms to sum, in the order of `SUMS`; without a discriminator, those before `judged` only."""
+    valid_BK, visible_BL = batch.masked_valid_BK, batch.attention_mask_BL
+    original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
+    terms = [
+        valid_BK,
+        visible_BL,
+        output.generator_loss_BK * valid_BK,
+        -output.log_p_original_BK * valid_BK,
+        (output.top_BK == original_BK) & valid_BK,
+    ]
+    if isinstance(output, ElectraOutput):
+        suspected_BL = (output.d_BL > 0) & visible_BL
+        right_BL = (suspected_BL == output.replaced_BL) & visible_BL
+        terms += [
+            visible_BL,
+            output.sampler_loss_BK * valid_BK,
+            output.replaced_BL,
+            output.discriminator_loss_BL * visible_BL,
+            right_BL.gather(1, batch.masked_positions_BK) & valid_BK,
+            right_BL,
+            suspected_BL,
+            suspected_BL & output.replaced_BL,
+        ]
+    return terms
 
 
 def split(vector: Tensor) -> dict[str, Tensor]:
@@ -253,24 +256,3 @@ def histograms(vector: Tensor) -> dict[str, Histogram]:
             edges = np.linspace(bins.low, bins.high, bins.number // factor + 1).tolist()
             found[name] = Histogram(edges, counts.view(-1, factor).sum(1).tolist())
     return found
-
-
-class MetricTotals:
-    """Metrics and distributions gathered from forwards, over all ranks."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.sums, self.distributions = MetricSums(engine.device), Distributions(engine.device)
-
-    def add(self, batch: Batch, output: Output, watched: bool) -> None:
-        """Adds one micro-batch; `watched` means that its forward also computed entropies."""
-        self.sums.add(batch, output)
-        if watched:
-            self.distributions.add(batch, output)
-
-    def values(self) -> dict[str, Any]:
-        """Returns the summary of everything added, by metric name. Collective."""
-        sums, distributions = (
-            self.engine.sum_over_ranks(part.vector.clone()) for part in (self.sums, self.distributions)
-        )
-        return summary(sums) | describe(distributions)

@@ -59,6 +59,11 @@ class RunOptions(StrictConfig):
     local_rank: Annotated[int, HIDDEN] = 0
     """passed by the launcher; unused, as the environment has it too"""
 
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.output or Path("runs") / self.preset
+
     @field_validator("log_to")
     @classmethod
     def _is_installed(cls, log_to: tuple[str, ...]) -> tuple[str, ...]:

@@ -18,10 +18,11 @@ from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.graphs import unreplayable
 from pretrain.engine.hardware import AUTO, Choice, choose, file_of, name_of_hardware
 from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
-from pretrain.job.launcher import Slots, number_of, read_hostfile
+from pretrain.job.launcher import number_of
 from pretrain.job.processes import World
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.training.estimates import GPUS, Machine, Sizes, this_machine, too_large
+from pretrain.training.hosts import Slots, read_hostfile
 from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
 from pretrain.training.run_folder import RunDescription, describe, differences, find_run, read_run
@@ -62,7 +63,7 @@ class Plan(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return folder_of(self.options)
+        return self.options.folder
 
     def __str__(self) -> str:
         """The plan in five lines; every setting is in the run folder's run.json."""
@@ -92,14 +93,9 @@ class Plan(NamedTuple):
         return Sizes(self.run, self.shards.manifest.vocab_size, self.shards.manifest.seq_length)
 
     @property
-    def flops_per_token(self) -> float:
-        """Floating-point operations per word piece."""
-        return self.sizes.flops
-
-    @property
     def flops_per_step(self) -> float:
         """Floating-point operations of a step, without those on padding."""
-        return self.flops_per_token * self.run.batch_size * self.shards.mean_length
+        return self.sizes.flops * self.run.batch_size * self.shards.mean_length
 
     def machine(self, world: World | None = None) -> Machine:
         """Returns the machine of this plan: the GPUs that a dry run assumes, else this machine. Collective.
@@ -136,7 +132,7 @@ def make_plan(options: RunOptions) -> Plan:
     Raises:
         ConfigError: every mistake in the options, the data and the run folder, as far as the rest could be read.
     """
-    CACHE.limit, folder = round(options.cache_gb * GB), folder_of(options)
+    CACHE.limit, folder = round(options.cache_gb * GB), options.folder
     problems = Problems(contradictions(options))
     sources = problems.attempt(lambda: find_sources(options.init_from) if options.init_from else None)
     run = problems.attempt(lambda: choose_run(options, sources))
@@ -181,10 +177,6 @@ def make_plan(options: RunOptions) -> Plan:
         raise ConfigError(*problems)
     held_out = open_held_out(*map(Path, shards.names))
     return Plan(options, run, shards, held_out, sources, description, started, deepspeed, choice, target)
-
-
-def folder_of(options: RunOptions) -> Path:
-    return options.output or Path("runs") / options.preset
 
 
 def contradictions(options: RunOptions) -> Iterator[str]:
@@ -246,7 +238,7 @@ def choose_file(options: RunOptions, started: RunDescription | None, target: Tar
         return here
     if started.precision == "fp16" and not torch.cuda.is_available():
         raise ConfigError(
-            f"deepspeed_config: {folder_of(options)} was started in fp16, which needs a GPU; continue it on one, or"
+            f"deepspeed_config: {options.folder} was started in fp16, which needs a GPU; continue it on one, or"
             f" here with --deepspeed_config {here.file.stem}"
         )
     return Choice(file_of(started.precision, target.processes), "as the run was started")

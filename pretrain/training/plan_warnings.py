@@ -18,11 +18,11 @@ from foundation.progress import DAY, about
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.engine.hardware import AUTO, emulated
 from pretrain.huggingface.init_from import normalized_otherwise
-from pretrain.job.launcher import check_hosts
 from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
 from pretrain.training.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Machine, Memory, memory_per_process
+from pretrain.training.hosts import check_hosts
 from pretrain.training.models import empty_model
 from pretrain.training.plan import Plan
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
@@ -47,8 +47,6 @@ def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
     """Returns the warnings about a run on this machine before it starts."""
     return [
         *_data(plan),
-        *_normalization(plan),
-        *_held_out(plan),
         *_warmup(plan),
         *_sizes(plan),
         *disk_shortage(plan, parameters),
@@ -109,18 +107,11 @@ def _data(plan: Plan) -> Iterator[str]:
                 f"data: {folder} has {size:,} sequences, and {steps:,} steps would read them {epochs:,.0f} times,"
                 f" expected at most {MOST_EPOCHS} (BERT: 40); build it from more text{fewer}"
             )
-
-
-def _normalization(plan: Plan) -> Iterator[str]:
-    if plan.sources:
-        for folder in normalized_otherwise(plan.sources, plan.shards.folders[0] / "tokenizer"):
-            yield (
-                f"init_from: the tokenizer of {folder} treats case, accents or Chinese otherwise than that of"
-                f" {plan.shards.folders[0]}; build the shards with the model's folder as --vocab"
-            )
-
-
-def _held_out(plan: Plan) -> Iterator[str]:
+    for donor in normalized_otherwise(plan.sources or (), plan.shards.folders[0] / "tokenizer"):
+        yield (
+            f"init_from: the tokenizer of {donor} treats case, accents or Chinese otherwise than that of"
+            f" {plan.shards.folders[0]}; build the shards with the model's folder as --vocab"
+        )
     if plan.held_out is None:
         share = enough_to_hold_out(plan.shards.manifest.books.documents.train)
         yield (
@@ -164,7 +155,7 @@ def _sizes(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
-    needed = memory_of(plan, parameters, machine).total
+    needed = sum(memory_of(plan, parameters, machine))
     if needed > machine.memory:
         yield (
             f"deepspeed_config: a process needs about {needed / GIB:,.1f} GiB, but {machine.name} has"
@@ -250,7 +241,7 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {flops:.3g} FLOPs"
     memory = memory_of(plan, parameters, machine)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
-    yield f"memory      {memory.total / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
+    yield f"memory      {sum(memory) / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
     took = about(plan.seconds(machine.flops, run.optim.steps))
     each = "each reaches" if plan.target.gpu else "it reaches"
     yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"

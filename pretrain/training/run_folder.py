@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from data_prep.tokens import SubwordTokenizer
-from foundation.config import ConfigError, StrictConfig
+from foundation.config import ConfigError, StrictConfig, read_object
 from foundation.files import make_folder, write_atomically
 from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
@@ -30,6 +30,7 @@ from pretrain.data.shards import Shards
 from pretrain.method.registry import LOADED, Origin
 
 DESCRIPTION, SAMPLER, CHECKPOINTS, LOCK, STARTS = "run.json", "sampler.py", "checkpoints", "lock", "starts.jsonl"
+RESTORE = "restore it from a copy, or remove it and rerun the run's command, which writes it again"
 PATIENCE = 5.0
 """Seconds to wait for a folder's lock: a holder that was just killed takes a moment to end."""
 BOOKKEEPING = {
@@ -202,15 +203,16 @@ def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, An
     """Creates the run folder with tokenizer, resolved DeepSpeed configuration and description.
 
     Raises:
-        ConfigError: the shards' tokenizer cannot be read.
+        ConfigError: the shards' tokenizer cannot be read, or the folder cannot be written to.
     """
     tokenizer = SubwordTokenizer.load(local_folder(Path(description.data[0])) / "tokenizer")
-    make_folder(folder)
-    tokenizer.save(folder / "tokenizer")
-    write_json(folder / "deepspeed.json", deepspeed)
-    if description.sampler:
-        write_atomically(folder / SAMPLER, LOADED[description.sampler.name].source)
-    write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
+    with writing(folder):
+        make_folder(folder)
+        tokenizer.save(folder / "tokenizer")
+        write_json(folder / "deepspeed.json", deepspeed)
+        if description.sampler:
+            write_atomically(folder / SAMPLER, LOADED[description.sampler.name].source)
+        write_json(folder / DESCRIPTION, description.model_dump(mode="json"))
 
 
 def find_run(folder: Path) -> RunDescription | None:
@@ -230,17 +232,10 @@ def read_run(folder: Path) -> RunDescription:
     """
     path = folder / DESCRIPTION
     try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict):
-            raise ValueError("not a JSON object")
+        values = read_object(path, "run", RESTORE)
     except OSError as error:
         raise ConfigError(
             f"run: cannot read {path} ({error.strerror}); expected a folder written by pretrain/run.py"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"run: {path} is damaged ({error}); restore it from a copy, or remove it and rerun the run's command,"
-            " which writes it again"
         ) from None
     return RunDescription.from_values(values, str(path))
 

@@ -1,8 +1,6 @@
 """Training log: one line per interval, `metrics.jsonl` and curves."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -113,10 +111,7 @@ class RunLog:
             )
 
     def say(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except BrokenPipeError:  # the launcher has ended: drop the output and let the run stop in order
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(line, flush=True)
 
     def close(self) -> None:
         self._write_waiting()

@@ -45,18 +45,26 @@ class Telemetry:
     """
 
     def __init__(self, plan: Plan, machine: Machine, engine: Engine, step: int) -> None:
-        """`step` is the step at which the run starts or resumes."""
+        """Records the start or resume at `step`, forecasts the time left, and begins the first log interval."""
         self._plan, self._run, self._machine, self._engine = plan, plan.run, machine, engine
         self._first_step, self._step, self._line_step = step, step + 1, step
-        with writing(plan.folder):
-            steps, log_to = plan.run.optim.steps, plan.options.log_to
-            self._log = RunLog(plan.folder, step, steps, log_to) if engine.world.is_first else None
+        self._log, steps = None, plan.run.optim.steps
+        if engine.world.is_first:
+            with writing(plan.folder):
+                self._log = RunLog(plan.folder, step, steps, plan.options.log_to)
+                record_start(plan.folder, engine, step, machine)
         resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
         self.say(resumed if step else "starts at step 0")
-        self._reported, self.own_time = MetricTotals(engine), OwnTime(engine)
+        expected = about(plan.seconds(machine.flops, steps - step))
+        self.say(f"forecast    {expected} for {counted(steps - step, 'step')} on {machine.name} if nothing else runs")
+        for warning in too_long(plan, machine, steps - step):
+            self.say(f"WARNING: {warning}")
+        self._reported, self.own_time = MetricTotals(engine.device), OwnTime(engine)
         self._first: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).shown if self._log else []
+        self._began = self._since = time.monotonic()
+        self._spoken = False
 
     def say(self, line: str) -> None:
         """Prints a line, on the first rank."""
@@ -66,20 +74,6 @@ class Telemetry:
     def close(self) -> None:
         if self._log:
             self._log.close()
-
-    def started(self) -> None:
-        """Records the start, prints a forecast of the remaining time, and begins the first log interval."""
-        plan, machine, step = self._plan, self._machine, self._first_step
-        if self._log:
-            with writing(plan.folder):
-                record_start(plan.folder, self._engine, step, machine)
-        left = self._run.optim.steps - step
-        expected = about(plan.seconds(machine.flops, left))
-        self.say(f"forecast    {expected} for {counted(left, 'step')} on {machine.name} if nothing else runs")
-        for warning in too_long(plan, machine, left):
-            self.say(f"WARNING: {warning}")
-        self._began = self._since = time.monotonic()
-        self._spoken = False
 
     @property
     def watching(self) -> bool:
@@ -98,7 +92,7 @@ class Telemetry:
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes the reports that are due after the step. Collective."""
         if self._due(self._run.histogram_every):
-            counts = self._engine.sum_over_ranks(self._reported.distributions.vector.clone())
+            counts = self._engine.sum_over_ranks(self._reported.distributions.clone())
             if self._log and self._first:
                 text = example(*self._first, self._vocabulary)
                 self._log.write_example(self._step, text, histograms(counts))
@@ -113,16 +107,16 @@ class Telemetry:
             loss = f"loss {state.recent_losses[-1]:.3f}"
             self.say(f"step {state.step}/{last}  {loss}  {seconds / done:.1f} s per step  {left} left")
         if self.watching:
-            self._reported.distributions.vector.zero_()
+            self._reported.distributions.zero_()
         self._step += 1
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:
-        values, now = self._reported.values(), time.monotonic()
-        self._reported.sums.vector.zero_()
+        values, now = self._reported.values(self._engine), time.monotonic()
+        self._reported.sums.zero_()
         steps, seconds = state.step - self._line_step, now - self._since
         self._line_step, self._since = state.step, now
         if self._engine.device.type == "cuda":
-            peaks = of_ranks(self._engine, torch.cuda.max_memory_allocated(self._engine.device))
+            peaks = self._engine.world.of_ranks(torch.cuda.max_memory_allocated(self._engine.device))
             values["gpu_memory_gb"] = max(peaks) / 1e9
         values |= state.values(self._run, result)
         values |= speed(self._plan, steps, values["tokens"], seconds, self._machine.products)
@@ -143,7 +137,7 @@ def speed(plan: Plan, steps: int, tokens: float, seconds: float, peak: float) ->
 
     `peak` is the speed of products in FLOP/s, over all ranks.
     """
-    flops = tokens / seconds * plan.flops_per_token
+    flops = tokens / seconds * plan.sizes.flops
     return {
         "tokens_per_second": tokens / seconds,
         "samples_per_second": steps * plan.run.batch_size / seconds,
@@ -159,17 +153,10 @@ def work_done(plan: Plan, step: int) -> dict[str, Any]:
     epochs = [samples * share / size for _, size, share in plan.shards.mixture]
     return {
         "tokens_so_far": round(tokens),
-        "flops_so_far": tokens * plan.flops_per_token,
+        "flops_so_far": tokens * plan.sizes.flops,
         "epoch": max(epochs),  # of the mixed folders, the one read most often
         **({"epoch_of_folder": epochs} if len(epochs) > 1 else {}),
     }
-
-
-def of_ranks(engine: Engine, number: float) -> list[float]:
-    """Returns this number from every rank, by rank. Collective."""
-    table = torch.zeros(engine.world.world_size, dtype=torch.float64, device=engine.device)
-    table[engine.world.rank] = number
-    return engine.sum_over_ranks(table).tolist()
 
 
 class OwnTime:
@@ -210,7 +197,7 @@ class OwnTime:
     def end(self) -> dict[str, float]:
         """Returns the slowest rank, its own seconds per step and the median rank's; resets the times. Collective."""
         self._seconds += sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        seconds = of_ranks(self._engine, self._seconds / self._steps)
+        seconds = self._engine.world.of_ranks(self._seconds / self._steps)
         self._steps, self._seconds, self._events = 0, 0.0, []
         return {
             "slowest_rank": seconds.index(max(seconds)),

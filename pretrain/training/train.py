@@ -5,7 +5,7 @@ The loop decides when to step, report, evaluate, save and stop; `losses` runs th
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ def train_rank(plan: Plan) -> int:
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     machine = measured_machine(plan, world)
-    lock = take_folder(plan, world)
+    lock = world.on_first(lambda: lock_run(plan.folder, plan.description)) or nullcontext()
     if world.share(world.is_first and is_finished(plan)):
         if world.is_first:
             print(f"already done: {plan.run.optim.steps:,} steps; see {plan.folder}", flush=True)
@@ -76,24 +76,6 @@ def is_finished(plan: Plan) -> bool:
         newest = newest_valid(plan.folder / CHECKPOINTS, say=lambda line: None)  # said when the run resumes
         return newest is not None and newest.step == plan.run.optim.steps
     return False
-
-
-def take_folder(plan: Plan, world: World) -> AbstractContextManager[object]:
-    """Locks the run folder on the first rank and returns the lock. Collective.
-
-    Raises:
-        ConfigError: on every rank, if another command trains there.
-    """
-    lock: AbstractContextManager[object] = nullcontext()
-    problems: tuple[str, ...] = ()
-    if world.is_first:
-        try:
-            lock = lock_run(plan.folder, plan.description)
-        except ConfigError as error:
-            problems = error.problems
-    if problems := world.share(problems):
-        raise ConfigError(*problems)
-    return lock
 
 
 def measured_machine(plan: Plan, world: World) -> Machine:
@@ -127,10 +109,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):
         engine.load_full_state(state)
-    if world.is_first:
-        with writing(plan.folder):
-            write_run(plan.folder, plan.description, plan.deepspeed.json)
-    engine.barrier()
+    world.on_first(lambda: write_run(plan.folder, plan.description, plan.deepspeed.json))
     CACHE.on_wait = watchdog.waits
     batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
     return Training(plan, machine, engine, batches, watchdog)
@@ -140,21 +119,21 @@ def train(training: Training) -> int:
     """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
     plan, machine, engine, *_ = training
     state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
+    batches = TrainingBatches(plan.shards, training.batches, plan.run.seed)
+    if plan.options.graphs and state.step < plan.run.optim.steps:
+        replay_micro_batches(engine.module, batches.step(state.step)[0].to(engine.device, counts=True))
     with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
-        code = run_steps(training, state, telemetry, stop)
+        code = run_steps(training, batches, state, telemetry, stop)
     if engine.world.is_first:
         stop.withdraw(telemetry.say)
     return code
 
 
-def run_steps(training: Training, state: TrainingState, telemetry: Telemetry, stop: StopRequest) -> int:
+def run_steps(
+    training: Training, batches: TrainingBatches, state: TrainingState, telemetry: Telemetry, stop: StopRequest
+) -> int:
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
-    batches = TrainingBatches(plan.shards, training.batches, run.seed)
-    model = training.engine.module
-    if plan.options.graphs and state.step < last:
-        replay_micro_batches(model, batches.step(state.step)[0].to(training.engine.device, counts=True))
-    telemetry.started()
     saved_at = time.monotonic()
 
     def wishes() -> tuple[bool, bool]:
@@ -210,14 +189,14 @@ def losses(
 def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     """Returns the metrics on held-out text, over all ranks. Collective."""
     engine, sequences = training.engine, training.plan.run.evaluate_sequences
-    reported = MetricTotals(engine)
+    reported = MetricTotals(engine.device)
     engine.module.eval()
     for batch in held_out_batches(held_out, sequences, training.batches, HELD_OUT_SEED):
         training.watchdog.progress("a batch of the evaluation")
         batch = batch.to(engine.device)
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
     engine.module.train()
-    return reported.values()
+    return reported.values(engine)
 
 
 def save_state(training: Training, state: TrainingState, telemetry: Telemetry, must: bool) -> None:

@@ -30,7 +30,7 @@ def test_an_empty_share_is_a_batch_with_weight_zero() -> None:
 
 def test_the_ranks_divide_the_examples_into_equally_many_batches_of_similar_lengths() -> None:
     features = Features([[0] * (1 + number * 7 % 5) for number in range(203)], [[]] * 203, [0.0] * 203)
-    parts = [list(shares(features, World(rank, 3, rank, CPU), 8)) for rank in range(3)]
+    parts = [list(shares(features, World(rank, 3, CPU), 8)) for rank in range(3)]
     assert len({len(part) for part in parts}) == 1
     assert sorted(np.concatenate([index for part in parts for index in part])) == list(range(203))
     spread = [len({len(features.input_ids[i]) for i in index}) for part in parts for index in part]

@@ -12,7 +12,13 @@ from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
-from pretrain.training.train import take_folder
+from pretrain.training.run_folder import lock_run
+
+
+def main(options: RunOptions) -> None:
+    plan = make_plan(options)
+    start_processes().on_first(lambda: lock_run(plan.folder, plan.description))
+
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda options: take_folder(make_plan(options), start_processes()) and 0, RunOptions, __doc__))
+    sys.exit(run_command(main, RunOptions, __doc__))

@@ -137,7 +137,7 @@ def test_answers_are_stretches_of_their_paragraphs_best_first(
 def test_ranks_divide_the_windows(barely_trained: tuple[SquadJob, Run]) -> None:
     job, run = barely_trained
     spans_WN3, null_W = job.predict(job.dev, run.engine.module, run.world)
-    worlds = [World(rank, 3, rank, torch.device("cpu")) for rank in range(3)]
+    worlds = [World(rank, 3, torch.device("cpu")) for rank in range(3)]
     # In a group of one process each part stays as it is.
     parts = [job.predict(job.dev, run.engine.module, world) for world in worlds]
     torch.testing.assert_close(sum(spans for spans, _ in parts), spans_WN3, atol=1e-5, rtol=0)

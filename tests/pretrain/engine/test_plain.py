@@ -21,7 +21,7 @@ from pretrain.job.processes import World
 from tests.pretrain.engine import engine_worker as worker
 
 for world_size in (1, 2):
-    model, world = worker.small_model(), World(0, world_size, 0, torch.device("cpu"))
+    model, world = worker.small_model(), World(0, world_size, torch.device("cpu"))
     config = worker.resolved_config("zero0_fp32", world_size)
     backend = backend_for(model, [{"params": model.parameters()}], config, world)
     assert type(backend).__name__ == "Plain" and not any(name.partition(".")[0] == "deepspeed" for name in sys.modules)

@@ -171,7 +171,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_rank_whose_folder_cannot_be_written_still_ends(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no folder")
-    watchdog = Watchdog(World(0, 1, 0, torch.device("cpu")), 600, tmp_path)
+    watchdog = Watchdog(World(0, 1, torch.device("cpu")), 600, tmp_path)
     watchdog.record("done", 0, "ended with exit code 0")
     assert read_records(tmp_path) == []
 

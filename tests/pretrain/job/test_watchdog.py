@@ -168,7 +168,7 @@ def test_a_rank_does_not_outlive_its_launcher(how: str, code: int, tmp_path: Pat
 
 
 def test_neither_alarm_nor_thread_outlives_the_watch(tmp_path: Path) -> None:
-    with Watchdog(World(0, 1, 0, torch.device("cpu")), HANG_TIMEOUT, tmp_path):
+    with Watchdog(World(0, 1, torch.device("cpu")), HANG_TIMEOUT, tmp_path):
         time.sleep(2.5 * BEAT)
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0

@@ -12,15 +12,17 @@ from torch import Tensor
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, ElectraOutput
 from pretrain.method.sampling import Draw
-from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, Distributions, MetricSums, describe, histograms, summary
+from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, MetricTotals, describe, histograms, summary
 from tests.pretrain.conftest import new_model
+
+CPU = torch.device("cpu")
 
 
 def test_the_summary_equals_a_plain_count_over_positions(batch: Batch, make_electra: Callable[..., Electra]) -> None:
     output = make_electra(name="hp_loss", gamma=1.0)(batch)
-    sums = MetricSums(torch.device("cpu"))
-    sums.add(batch, output)
-    values = summary(sums.vector)
+    totals = MetricTotals(CPU)
+    totals.add(batch, output, watched=False)
+    values = summary(totals.sums)
     right_masked, right, replaced, loss_D = 0, 0, 0, 0.0
     for b in range(3):
         masked = batch.masked_positions_BK[b][batch.masked_valid_BK[b]].tolist()
@@ -49,23 +51,22 @@ def test_the_summary_equals_a_plain_count_over_positions(batch: Batch, make_elec
 
 def test_sums_of_parts_equal_the_sum_of_the_whole(batch: Batch, make_electra: Callable[..., Electra]) -> None:
     model = make_electra(name="hp_loss").eval()
-    whole, parts = MetricSums(torch.device("cpu")), MetricSums(torch.device("cpu"))
-    whole.add(batch, model(batch))
+    whole, parts = MetricTotals(CPU), MetricTotals(CPU)
+    whole.add(batch, model(batch), watched=False)
     for row in range(3):
         part = Batch(*(x[row : row + 1] if isinstance(x, torch.Tensor) else x for x in batch))
-        parts.add(part, model(part))
-    assert torch.allclose(whole.vector, parts.vector, rtol=1e-5)
+        parts.add(part, model(part), watched=False)
+    assert torch.allclose(whole.sums, parts.sums, rtol=1e-5)
 
 
 def test_without_a_discriminator_only_the_generators_metrics_are_summed(batch: Batch) -> None:
     model = new_model("mlm")
-    sums = MetricSums(torch.device("cpu"))
-    sums.add(batch, model(batch))
-    assert summary(sums.vector).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}
+    totals = MetricTotals(CPU)
+    totals.add(batch, model(batch), watched=False)
+    assert summary(totals.sums).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}
 
 
 B, L, K = 64, 60, 9
-CPU = torch.device("cpu")
 
 
 def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
@@ -109,10 +110,10 @@ def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
 
 
 def summed(*forwards: tuple[Batch, ElectraOutput]) -> Tensor:
-    distributions = Distributions(CPU)
+    totals = MetricTotals(CPU)
     for batch, output in forwards:
-        distributions.add(batch, output)
-    return distributions.vector
+        totals.add(batch, output, watched=True)
+    return totals.distributions
 
 
 def masked_BL(batch: Batch) -> Tensor:
@@ -172,11 +173,11 @@ def test_each_objective_reports_the_quantities_it_has(
     name: str, batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     model = new_model(name) if name == "mlm" else make_electra(name=name)
-    distributions = Distributions(CPU)
+    totals = MetricTotals(CPU)
     for seed in range(9):  # often enough for both classes at the masked positions
         uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(seed))
-        distributions.add(batch, model(batch._replace(uniforms_BK=uniforms), entropies=True))
-    values = describe(distributions.vector)
+        totals.add(batch, model(batch._replace(uniforms_BK=uniforms), entropies=True), watched=True)
+    values = describe(totals.distributions)
     both = {"p_G"} if name == "mlm" else {"p_G", "p_S"}
     assert values["entropy"].keys() == values["max_probability"].keys() == both
     assert all(sum(shares) == pytest.approx(1) for shares in values["max_probability"].values())
@@ -189,9 +190,9 @@ def test_each_objective_reports_the_quantities_it_has(
 
 def test_a_constant_estimate_has_no_correlation(batch: Batch) -> None:
     model = new_model("hp_loss")  # initially D_hat is one half everywhere
-    distributions = Distributions(CPU)
-    distributions.add(batch, model(batch, entropies=True))
-    assert "estimate_correlation" not in describe(distributions.vector)
+    totals = MetricTotals(CPU)
+    totals.add(batch, model(batch, entropies=True), watched=True)
+    assert "estimate_correlation" not in describe(totals.distributions)
 
 
 def test_histograms_hold_every_counted_value_and_no_others() -> None:
@@ -216,6 +217,6 @@ def test_counting_never_waits_for_the_device(batch: Batch, make_electra: Callabl
     """The meta device has no values, so operations that need one, such as `bincount` or boolean indexing, fail."""
     meta = torch.device("meta")
     model = make_electra(name="hp_loss").to(meta)
-    distributions = Distributions(meta)
-    distributions.add(batch.to(meta), model(batch.to(meta), entropies=True))
-    assert distributions.vector.is_meta
+    totals = MetricTotals(meta)
+    totals.add(batch.to(meta), model(batch.to(meta), entropies=True), watched=True)
+    assert totals.distributions.is_meta

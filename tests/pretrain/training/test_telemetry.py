@@ -350,11 +350,11 @@ def test_rates_and_sums_are_those_of_the_work_done(shards_folder: Path, tmp_path
     values = speed(plan, steps=10, tokens=20_000, seconds=4, peak=1e12)
     assert values["tokens_per_second"] == 5_000
     assert values["samples_per_second"] == pytest.approx(10 * plan.run.batch_size / 4)
-    assert values["tflops"] == pytest.approx(5_000 * plan.flops_per_token / 1e12)
+    assert values["tflops"] == pytest.approx(5_000 * plan.sizes.flops / 1e12)
     assert values["peak_share"] == pytest.approx(values["tflops"])
     done = work_done(plan, 110)
     assert done["tokens_so_far"] == pytest.approx(110 * plan.run.batch_size * plan.shards.mean_length, abs=1)
-    assert done["flops_so_far"] == pytest.approx(done["tokens_so_far"] * plan.flops_per_token, rel=1e-4)
+    assert done["flops_so_far"] == pytest.approx(done["tokens_so_far"] * plan.sizes.flops, rel=1e-4)
 
 
 def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder: Path, tmp_path: Path) -> None:

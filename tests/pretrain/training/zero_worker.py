@@ -102,7 +102,7 @@ def train(
     batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
     drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
     for place, step in enumerate(steps):
-        loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), MetricTotals(engine)
+        loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), MetricTotals(engine.device)
         rate = learning_rate(step, base=run.optim.lr, warmup_steps=WARMUP, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
             batch = padded(batch.to(engine.device), setting.padding)
@@ -123,7 +123,7 @@ def train(
         "losses": losses,
         "norms": norms,
         "drawn": engine.sum_over_ranks(drawn).tolist(),
-        "reported": reported.values(),
+        "reported": reported.values(engine),
     }
 
 
