@@ -51,13 +51,13 @@ def test_every_mistake_in_options_settings_data_and_folder_is_reported_at_once(t
 def test_a_plan_reads_no_file_twice(shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, make_plan(options(shards_folder, tmp_path)).description, {})
     read: list[str] = []
-    real = Path.read_text
+    real = Path.open
 
-    def noted(path: Path, *args: Any, **others: Any) -> str:
+    def noted(path: Path, *args: Any, **others: Any) -> Any:
         read.append(path.name)
         return real(path, *args, **others)
 
-    monkeypatch.setattr(Path, "read_text", noted)
+    monkeypatch.setattr(Path, "open", noted)
     make_plan(options(shards_folder, tmp_path))
     assert read.count("run.json") == 1
     assert sum(name.startswith("zero") for name in read) == 1
