@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from foundation.command_line import printable
+from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -199,12 +199,8 @@ def _described(words: dict[str, Any]) -> str:
 
 @functools.cache
 def _warn_once(folder: Path, why: str) -> None:
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    over = [(place, kind) for _, place, kind, *_ in mounts if folder.is_relative_to(place)]
-    place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
-    print(
-        f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
-        " command out of it; start no other command here while this one runs (docs/evidence/faults.md)",
-        file=sys.stderr,
-        flush=True,
+    print_warning(
+        f"{folder} lies on a file system without locks ({why}): nothing keeps a second command out of it; start no"
+        " other command here while this one runs (docs/evidence/faults.md)",
+        to=sys.stderr,
     )
