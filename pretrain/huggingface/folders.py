@@ -151,10 +151,8 @@ def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes:
     weights = read_weights(local)
     weights = unfolded(weights) if isinstance(config, ModernConfig) else weights
     own = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
-    if own:
-        fill(nn.ModuleDict({"electra": encoder}), own, local)
-    else:
-        fill(encoder, weights, local)
+    bare = {f"electra.{name}": weight for name, weight in weights.items()}  # an `ElectraModel`
+    fill(nn.ModuleDict({"electra": encoder}), own or bare, local)
     return encoder
 
 
