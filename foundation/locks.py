@@ -58,12 +58,11 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
             Held: the lock is held already.
             ConfigError: the file cannot be created or written to.
         """
-        since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.orig_argv)
         self.words: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "since": since,
-            "command": command,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.orig_argv),
         }
         deadline = time.monotonic() + patience
         while (who := self._try(path)) is not None:

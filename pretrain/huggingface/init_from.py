@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
-from pretrain.huggingface.conversion import CONVERTED, electra_settings, electra_weights
+from pretrain.huggingface.conversion import CONVERTED, EMBEDDINGS, electra_settings, electra_weights
 from pretrain.huggingface.folders import (
     fill,
     find_folder,
@@ -38,7 +38,6 @@ KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global
 """Fields, of either kind of encoder, that the run takes from the models, since the weights were trained with them."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
-EMBEDDINGS = "electra.embeddings."
 CLASSES = {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Ends of the names of parameters with a row per token."""
