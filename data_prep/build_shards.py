@@ -45,7 +45,7 @@ from data_prep.sentences import (
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from data_prep.workers import Pool, start_pool
-from foundation.command_line import Group, Metavar, print_warning, printable, run_command
+from foundation.command_line import Group, Metavar, print_warning, printable, run_script
 from foundation.config import ConfigError, StrictConfig, counted, one_of
 from foundation.machine import cores
 from foundation.progress import duration
@@ -263,4 +263,4 @@ def _summary(manifest: Manifest) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, BuildOptions, __doc__))
+    run_script(main)

@@ -21,7 +21,7 @@ from data_prep.output import ShardRecord, load_record
 from data_prep.shards import IndexedFile, file_problems, tokenizer_problems
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, SubwordTokenizer
 from data_prep.workers import Pool, start_pool
-from foundation.command_line import POSITIONAL, printable, run_command
+from foundation.command_line import POSITIONAL, printable, run_script
 from foundation.config import ConfigError, StrictConfig, counted
 from foundation.machine import cores
 from foundation.progress import Progress
@@ -246,4 +246,4 @@ def _show(folder: Path, manifest: Manifest, count: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, InspectOptions, __doc__))
+    run_script(main)

@@ -6,7 +6,6 @@ python data_prep/train_vocab.py --input data/raw --output data/vocab
 python data_prep/train_vocab.py --input data/raw --output data/vocab --cased --unicode_form nfc
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from data_prep.output import locked
 from data_prep.reading import sample_documents
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
-from foundation.command_line import Group, printable, run_command
+from foundation.command_line import Group, printable, run_script
 from foundation.config import ConfigError, StrictConfig
 
 _LEAST_COUNT = 2  # of a pair of pieces to be joined; the default of tokenizers' BertWordPieceTokenizer
@@ -166,4 +165,4 @@ def _alphabet(texts: Iterator[str], tokenizer: Tokenizer, most: int) -> list[str
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, VocabularyOptions, __doc__))
+    run_script(main)

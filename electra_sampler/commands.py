@@ -6,9 +6,8 @@ COMMANDS lists all commands, one line each. Only the module of the given command
 import importlib
 import sys
 from importlib.metadata import version
-from typing import get_type_hints
 
-from foundation.command_line import EXIT_BAD_USAGE, print_problems, run_command
+from foundation.command_line import EXIT_BAD_USAGE, print_problems, run_script
 from foundation.config import one_of, shown
 from foundation.files import ROOT
 
@@ -42,12 +41,11 @@ DeepSpeed's settings and examples of hostfiles: {{root}}/ds_configs, {{root}}/ho
 
 
 def main() -> int:
-    """Runs the given command; returns its exit code."""
+    """Runs the given command and exits with its exit code; returns one if none is run."""
     match sys.argv[1:]:
         case [name, *_] if name in COMMANDS:
             sys.argv[:2] = [f"{PROGRAM} {name}"]  # the beginning of its help and its errors
-            command = importlib.import_module(COMMANDS[name][0])
-            return run_command(command.main, get_type_hints(command.main)["options"], command.__doc__)
+            run_script(importlib.import_module(COMMANDS[name][0]).main)
         case ["--version"]:
             print(PROGRAM, version(PROGRAM))
         case [] | ["--help" | "-h"]:

@@ -8,20 +8,19 @@ the sum of log P(original) over the tokens; a generator's or masked language mod
 others), each token masked in turn (Salazar et al., ACL 2020). An exported folder is scored with its generator.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_command
-from foundation.config import FileName, StrictConfig
+from foundation.command_line import POSITIONAL, run_script
+from foundation.config import StrictConfig
 
 
 class BlimpOptions(StrictConfig):
     """The command line of `blimp.py`."""
 
-    models: Annotated[tuple[FileName, ...], POSITIONAL, Field(min_length=1)]
+    models: Annotated[tuple[str, ...], POSITIONAL, Field(min_length=1)]
     """exported folders, or hub names of stock Hugging Face ELECTRA"""
     data: Path = Path("data/blimp")
     """folder of BLiMP's .jsonl files, or of BLiMP.zip"""
@@ -40,4 +39,4 @@ def main(options: BlimpOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, BlimpOptions, __doc__))
+    run_script(main)

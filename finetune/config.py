@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 
 from foundation.command_line import HIDDEN, Group, Metavar
-from foundation.config import MOST, ConfigError, FileName, StrictConfig, did_you_mean, parse_override, shown
+from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, parse_override, shown
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -83,7 +83,7 @@ class FinetuneOptions(StrictConfig):
     settings_class: ClassVar[type[Settings]]
     """Class of the settings of the command's runs."""
 
-    model: Annotated[FileName, Group("the runs")]
+    model: Annotated[str, Group("the runs")]
     """exported folder, or hub name of a stock ELECTRA"""
     seeds: tuple[Seed, ...] = (1, 2, 3, 4, 5)
     """one run per seed; the paper reports the median of five"""
@@ -153,7 +153,7 @@ class GlueOptions(FinetuneOptions):
 
     task: Annotated[tuple[str, ...], Group("the runs")] = ("all",)
     """GLUE tasks by name, in any case, such as CoLA rte, or all"""
-    data_dir: Annotated[FileName, Group("data and output")] = "data/glue"
+    data_dir: Annotated[str, Group("data and output")] = "data/glue"
     """folder with TASK/train.tsv and dev.tsv; or hub, or hub:NAME"""
     output: Annotated[Path, Group("data and output")] = Path("runs/glue")
     """folder of results.jsonl; runs already in it are skipped"""
@@ -181,7 +181,7 @@ class TaggingOptions(FinetuneOptions):
 
     settings_class = TaggingConfig
 
-    task: Annotated[str, Group("the runs")]
+    task: Annotated[Literal["NER", "POS"], BeforeValidator(str.upper), Group("the runs")]
     """NER (entities in IOB2, scored by seqeval) or POS (accuracy over words)"""
     data_dir: Annotated[Path, Group("data and output")]
     """folder of a train and a dev file: CoNLL columns, or CoNLL-U (.conllu)"""

@@ -138,9 +138,8 @@ def open_scorers(name: str, random_weights: bool, discriminator_only: bool = Fal
     inside = [folder / "generator"] if (folder / "generator").is_dir() and not discriminator_only else []
     for path, label in zip([folder, *inside], (name, f"{name}/generator"), strict=False):
         weights, config = read_weights(path), read_encoder_config(path)
-        heads: dict[str, nn.Module]
         if any(weight.startswith("discriminator_predictions.") for weight in weights):
-            heads = {"discriminator_predictions": DiscriminatorHead(config)}
+            heads: dict[str, nn.Module] = {"discriminator_predictions": DiscriminatorHead(config)}
         elif any(weight.startswith("generator_predictions.") for weight in weights):
             heads = {
                 "generator_predictions": VocabularyTransform(config),

@@ -8,19 +8,18 @@ a JSON object with the task's columns (tagging: words; SQuAD: question and conte
 SQuAD's own format. The output is one JSON object per example, in order.
 """
 
-import sys
 from typing import Annotated
 
-from foundation.command_line import POSITIONAL, run_command
-from foundation.config import FileName, StrictConfig
+from foundation.command_line import POSITIONAL, run_script
+from foundation.config import StrictConfig
 
 
 class PredictOptions(StrictConfig):
     """The command line of `predict.py`."""
 
-    model: Annotated[FileName, POSITIONAL]
+    model: Annotated[str, POSITIONAL]
     """folder of a kept model, in OUTPUT/finetuned, or its name on the hub"""
-    input: Annotated[FileName, POSITIONAL]
+    input: Annotated[str, POSITIONAL]
     """file with one example per line, a tab between two texts; - is standard input"""
 
 
@@ -34,4 +33,4 @@ def main(options: PredictOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, PredictOptions, __doc__))
+    run_script(main)

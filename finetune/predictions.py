@@ -216,7 +216,7 @@ def answer(model: ModelFolder, run: RunIdentity, name: str, text: str) -> Iterat
         dev=windows,
     )
     candidates, no_answer = job.answer(file, windows, *load(model, job))
-    final = job.answer_files(candidates, no_answer)[squad.ANSWER_FILES[0]]
+    final = job.answer_files(candidates, no_answer)["predictions.json"]
     for question in file.questions:
         best = candidates[question.id][0]["probability"] if candidates[question.id] else 0.0
         yield {"id": question.id, "answer": final[question.id], "score": best, "no_answer": no_answer[question.id]}

@@ -108,7 +108,12 @@ def settings_for(
     values = {"batch_size": BATCH_SIZE, "max_length": length, **paper_grid(task, hidden_size)[0]}
     if kind is SquadConfig:
         values |= {"max_question": SQUAD_MAX_QUESTION * length // longest, "stride": SQUAD_STRIDE * length // longest}
-    settings = fitting(kind.from_values(values | overrides), max_positions)
+    settings = kind.from_values(values | overrides)
+    if settings.max_length > max_positions:
+        raise ConfigError(
+            f"max_length: got {settings.max_length}, expected at most the model's {max_positions} positions;"
+            " give a smaller one"
+        )
     if isinstance(settings, SquadConfig) and settings.max_length < settings.max_question + 4:
         raise ConfigError(  # three special tokens and one piece of the paragraph
             f"max_length: got {settings.max_length}, expected at least max_question {settings.max_question} + 4;"
@@ -124,12 +129,3 @@ def paper_grid(task: str, hidden_size: int) -> list[dict[str, Any]]:
         {"learning_rate": rate, "weight_decay": decay, "epochs": count}
         for rate, decay, count in itertools.product(LEARNING_RATES[size], WEIGHT_DECAYS[size], epochs)
     ]
-
-
-def fitting(settings: Settings, max_positions: int) -> Settings:
-    if settings.max_length > max_positions:
-        raise ConfigError(
-            f"max_length: got {settings.max_length}, expected at most the model's {max_positions} positions;"
-            " give a smaller one"
-        )
-    return settings

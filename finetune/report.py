@@ -3,11 +3,10 @@
 python finetune/report.py RUNS... [--output FILE]
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-from foundation.command_line import POSITIONAL, run_command
+from foundation.command_line import POSITIONAL, run_script
 from foundation.config import StrictConfig
 
 
@@ -37,4 +36,4 @@ def main(options: ReportOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, ReportOptions, __doc__))
+    run_script(main)

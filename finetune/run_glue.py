@@ -7,15 +7,11 @@ One launch runs every task and seed, one after another; several at once, such as
 run is one line of OUTPUT/results.jsonl; the same command runs only what is missing. Tables: finetune/report.py.
 """
 
-import sys
-
 from finetune.config import GlueOptions
-from foundation.command_line import run_command
-from foundation.machine import share_cores_with_others
+from foundation.command_line import run_script
 
 
 def main(options: GlueOptions) -> None:
-    share_cores_with_others()
     from finetune.glue.job import load
     from finetune.running.run_list import launch
 
@@ -23,4 +19,4 @@ def main(options: GlueOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, GlueOptions, __doc__))
+    run_script(main)

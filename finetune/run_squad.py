@@ -7,15 +7,11 @@ answers (predictions.json, n-best list, null odds, official metrics) in OUTPUT/p
 what is missing. Tables: finetune/report.py.
 """
 
-import sys
-
 from finetune.config import SquadOptions
-from foundation.command_line import run_command
-from foundation.machine import share_cores_with_others
+from foundation.command_line import run_script
 
 
 def main(options: SquadOptions) -> None:
-    share_cores_with_others()
     from finetune.running.run_list import launch
     from finetune.squad.job import load
 
@@ -23,4 +19,4 @@ def main(options: SquadOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, SquadOptions, __doc__))
+    run_script(main)

@@ -9,15 +9,11 @@ OUTPUT/results.jsonl, with its predictions in OUTPUT/predictions; the same comma
 finetune/report.py.
 """
 
-import sys
-
 from finetune.config import TaggingOptions
-from foundation.command_line import run_command
-from foundation.machine import share_cores_with_others
+from foundation.command_line import run_script
 
 
 def main(options: TaggingOptions) -> None:
-    share_cores_with_others()
     from finetune.running.run_list import launch
     from finetune.tagging.job import load
 
@@ -25,4 +21,4 @@ def main(options: TaggingOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, TaggingOptions, __doc__))
+    run_script(main)

@@ -2,20 +2,17 @@
 
 import difflib
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, from_json
 
 SHOWN = 80
 """Most characters of a value shown in an error."""
-LONGEST_PATH, LONGEST_NAME = 4095, 255
-"""Limits of Linux, in bytes."""
 _SLASHED = r"[^/\s:@\[]+:(?!\d+/)[^\s@]*@(?:[^/\s]*@)?"
 """A login whose password contains `/`; a port is no password."""
 URL = re.compile(rf"((?<![a-z0-9+])[a-z][a-z0-9+]+:/+)([^/\s]*@|{_SLASHED})?", re.IGNORECASE)
@@ -66,7 +63,7 @@ class StrictConfig(StrictRecord):
     @field_validator("*", mode="before")
     @classmethod
     def _is_what_it_looks_like(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses values that would be misread: true as 1, text that is not UTF-8, names too long for any file."""
+        """Refuses values that would be misread: true as 1, or text that is not UTF-8."""
         for part in value if isinstance(value, (list, tuple)) else (value,):
             types = types_of(cls.model_fields[str(info.field_name)].annotation) if isinstance(part, (bool, str)) else ()
             if isinstance(part, bool) and bool not in types and (int in types or float in types):
@@ -74,8 +71,6 @@ class StrictConfig(StrictRecord):
             is_name = isinstance(part, Path) or Path in types
             if isinstance(part, (str, Path)) and _NO_TEXT.search(str(part)) and not (is_name and cls.takes_any_name):
                 raise PydanticCustomError("no_text", "input should be UTF-8 text; use another name")
-            if is_name:
-                require_file_name(str(part))
         return value
 
 
@@ -165,17 +160,6 @@ def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"duplicate key {shown(key)}")
         values[key] = value
     return values
-
-
-def require_file_name(name: str) -> str:
-    """A pydantic validator that refuses names too long for any file, before they reach the file system."""
-    if len(os.fsencode(name)) > LONGEST_PATH or max(len(os.fsencode(part)) for part in name.split("/")) > LONGEST_NAME:
-        raise PydanticCustomError("too_long", "input should be a path short enough for a file; use a shorter name")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(require_file_name)]
-"""A string that may be the name of a file or folder."""
 
 
 def types_of(annotation: Any) -> list[Any]:

@@ -205,4 +205,4 @@ def require_file_or_folder(path: Path, option: str, expected: str = "") -> os.st
 
 def existing_part(path: Path) -> Path:
     """The path itself or, if it does not exist, its nearest existing parent."""
-    return next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
+    return next(part for part in (path.absolute(), *path.absolute().parents) if part.is_symlink() or part.exists())

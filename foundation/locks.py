@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from foundation.command_line import printable
+from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -58,12 +58,11 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
             Held: the lock is held already.
             ConfigError: the file cannot be created or written to.
         """
-        since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.orig_argv)
         self.words: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "since": since,
-            "command": command,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(sys.orig_argv),
         }
         deadline = time.monotonic() + patience
         while (who := self._try(path)) is not None:
@@ -199,12 +198,8 @@ def _described(words: dict[str, Any]) -> str:
 
 @functools.cache
 def _warn_once(folder: Path, why: str) -> None:
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    over = [(place, kind) for _, place, kind, *_ in mounts if folder.is_relative_to(place)]
-    place, kind = max(over, key=lambda mount: len(mount[0]), default=("?", "of unknown type"))
-    print(
-        f"WARNING: {folder} lies on a file system without locks ({kind} at {place}; {why}): nothing keeps a second"
-        " command out of it; start no other command here while this one runs (docs/evidence/faults.md)",
-        file=sys.stderr,
-        flush=True,
+    print_warning(
+        f"{folder} lies on a file system without locks ({why}): nothing keeps a second command out of it; start no"
+        " other command here while this one runs (docs/evidence/faults.md)",
+        to=sys.stderr,
     )

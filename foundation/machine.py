@@ -44,15 +44,6 @@ def memory() -> int:
     return min(limits)
 
 
-def share_cores_with_others() -> None:
-    """Lets threads of PyTorch that wait for each other sleep instead of spin; call it before PyTorch is imported.
-
-    A step of the tiny preset by two threads then takes 1.2 times as long on an idle machine of two cores, but a tenth
-    of the time beside other work (docs/evidence/speed.md). OMP_WAIT_POLICY is obeyed instead if it is set.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory for later tensors; does nothing with another C library.
 

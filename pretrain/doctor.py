@@ -6,11 +6,10 @@ Reads the run's records and a sample of its text; the run may still be training.
 found, 2 not a run folder or too few steps to judge, 1 failed.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-from foundation.command_line import POSITIONAL, run_command
+from foundation.command_line import POSITIONAL, run_script
 from foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
@@ -35,4 +34,4 @@ def main(options: DoctorOptions) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, DoctorOptions, __doc__))
+    run_script(main)

@@ -5,13 +5,12 @@ python pretrain/evaluate.py runs/base --steps all
 python pretrain/evaluate.py runs/electra runs/base --output runs/compared
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_command
+from foundation.command_line import POSITIONAL, run_script
 from foundation.config import MOST, StrictConfig
 from pretrain.method.registry import GivenObjective
 
@@ -44,4 +43,4 @@ def main(options: EvaluateOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, EvaluateOptions, __doc__))
+    run_script(main)

@@ -11,13 +11,12 @@ generator (`ElectraForMaskedLM`). Weights are safetensors. A run with objective 
 The model needs relative position, embeddings as wide as its hidden states, and shards built with `--one_segment`.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_command
+from foundation.command_line import POSITIONAL, run_script
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import require_folder
 from pretrain.method.registry import GivenObjective
@@ -71,4 +70,4 @@ def main(options: ExportOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, ExportOptions, __doc__))
+    run_script(main)

@@ -4,13 +4,12 @@ python pretrain/page.py runs/base
 python pretrain/page.py runs/electra runs/base --output compared.html
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_command
+from foundation.command_line import POSITIONAL, run_script
 from foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
@@ -38,4 +37,4 @@ def main(options: PageOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, PageOptions, __doc__))
+    run_script(main)

@@ -5,17 +5,13 @@ deepspeed --num_gpus 2 pretrain/run.py --preset tiny
 python pretrain/run.py --dry_run
 """
 
-import sys
-
-from foundation.command_line import run_command
-from foundation.machine import share_cores_with_others
+from foundation.command_line import run_script
 from pretrain.job.launcher import adopt_slurm
 from pretrain.training.hosts import require_launch
 from pretrain.training.options import RunOptions
 
 
 def main(options: RunOptions) -> int:
-    share_cores_with_others()
     adopt_slurm()
     if options.hostfile and not (options.dry_run or options.list_settings):
         require_launch(options.hostfile)
@@ -36,4 +32,4 @@ def main(options: RunOptions) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, RunOptions, __doc__))
+    run_script(main)

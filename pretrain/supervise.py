@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen
@@ -21,7 +20,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_command
+from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_script
 from foundation.config import ConfigError, StrictConfig, counted
 from foundation.locks import holder, still_held
 from pretrain.job.rank_log import LOGS, first_cause, printable_lines, rank_log, read_records
@@ -145,4 +144,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, SuperviseOptions, __doc__))
+    run_script(main)

@@ -9,7 +9,6 @@ are kept, each once (inherited docstrings repeat), one per line, with a blank li
 import ast
 import hashlib
 import re
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from data_prep.workers import start_pool
-from foundation.command_line import run_command
+from foundation.command_line import run_script
 from foundation.config import ConfigError, StrictConfig
 from foundation.machine import cores
 from quickstart.acceptability import DEV_SIZE, TRAIN_SIZE, write_task
@@ -72,11 +71,13 @@ def main(options: CorpusOptions) -> None:
     with start_pool(cores()) as pool:
         assert pool is not None  # only ranks of an mpirun have none
         prose = dict(pool.run(prose_of, (path for paths in files.values() for path in paths)))
+    options.output.mkdir(parents=True, exist_ok=True)
     for name, paths in files.items():
         corpus_documents: list[str] = []
         for document in documents(map(prose.__getitem__, paths), seen):
             (task_documents if is_set_aside(document) else corpus_documents).append(document)
-        size += write_documents(options.output / f"{name}.txt", corpus_documents)
+        text = "".join(f"{document}\n\n" for document in corpus_documents)
+        size += (options.output / f"{name}.txt").write_bytes(text.encode())
         count += len(corpus_documents)
     print(f"{options.output}: {size / 1e6:.1f} MB in {count:,} documents")
     if size < LEAST_CORPUS:
@@ -179,11 +180,5 @@ def is_set_aside(document: str) -> bool:
     return int.from_bytes(hashlib.sha256(document.encode()).digest()[:8]) % SET_ASIDE_SHARE == 0
 
 
-def write_documents(path: Path, texts: list[str]) -> int:
-    """Writes documents with a blank line between them; returns the number of bytes written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.write_bytes("".join(f"{text}\n\n" for text in texts).encode())
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(main, CorpusOptions, __doc__))
+    run_script(main)

@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from data_prep import defaults
-from foundation.command_line import run_command
+from foundation.command_line import run_script
 from foundation.config import StrictConfig
-from foundation.machine import cores, share_cores_with_others
+from foundation.machine import cores
 from foundation.progress import about
 
 DATA = defaults.QUICKSTART
@@ -59,7 +59,6 @@ class QuickstartOptions(StrictConfig):
 def main(options: QuickstartOptions) -> int:
     """Runs every stage and prints results, times and where to look; returns 1 if a stage or requirement fails."""
     start_afresh()
-    share_cores_with_others()
     print(forecast(options.short), flush=True)
     seconds = {}
     for name, command in stages(options.short).items():
@@ -133,9 +132,9 @@ def run_stage(command: str) -> int:
 
 def summarize(seconds: dict[str, float]) -> int:
     """Prints results, times and where to look; returns 1 if a result is not as required."""
-    from quickstart.summary import read_results, show, table
+    from quickstart.summary import show, table
 
-    rows = table(read_results(RUN, SCORES))
+    rows = table(RUN, SCORES)
     (RUN / "gates.json").write_text(json.dumps([row._asdict() for row in rows]))
     print(
         f"\n{show(rows)}\n",
@@ -151,4 +150,4 @@ def summarize(seconds: dict[str, float]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main, QuickstartOptions, __doc__))
+    run_script(main)

@@ -1,7 +1,7 @@
 """The nine GLUE tasks and the diagnostic set AX as one table; the rows of their files as examples."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -161,14 +161,13 @@ def tasks_predicted_with(task: GlueTask) -> tuple[GlueTask, ...]:
     return (task, AX) if task.name == "MNLI" else (task,)
 
 
-def select_tasks(names: Iterable[str]) -> list[GlueTask]:
+def select_tasks(names: Sequence[str]) -> list[GlueTask]:
     """Returns the tasks with these names, upper or lower case; `all` means every task.
 
     Raises:
         ConfigError: a name is unknown.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
-    names = list(names)
     if unknown := [name for name in names if name.lower() not in {*known, "all"}]:
         raise ConfigError(*(f"task: got {name!r}, {one_of(name, ('all', *TASKS))}" for name in unknown))
     chosen = dict.fromkeys(name.lower() for name in names)

@@ -33,7 +33,6 @@ from pretrain.huggingface.folders import (
 from pretrain.model.encoder import EncoderConfig, EncoderSizes
 
 CANDIDATES, FINETUNED, LOCKS = "candidates", "finetuned", "locks"
-CARD = "README.md"
 RESULTS = "results.json"
 """File in a model's folder: the record of its run."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
@@ -132,7 +131,7 @@ def save_finetuned(
         texts = {
             TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
             RESULTS: record.model_dump_json(indent=2) + "\n",
-            CARD: card(made, record, carried=(unfinished / MODEL_FILE).is_file()),
+            "README.md": card(made, record, carried=(unfinished / MODEL_FILE).is_file()),
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, "utf-8")

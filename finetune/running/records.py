@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
-from foundation.config import ConfigError, FileName, StrictConfig, shown
+from foundation.config import ConfigError, StrictConfig, shown
 from foundation.files import require_file_or_folder, write_atomically
 
 FILE_NAME = "results.jsonl"
@@ -94,7 +94,7 @@ class RunRecord(StrictConfig):
     """One finished run, a line of `results.jsonl`: its identity, scores and circumstances."""
 
     run: RunIdentity
-    model: FileName
+    model: str
     """The model's name on the command line."""
     model_size: ModelSize
     """Size of the paper's models that the run is compared with."""

@@ -7,7 +7,7 @@ from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NoReturn, TypeVar
 
 import torch
@@ -118,7 +118,7 @@ class Queue:
                 raise Stopped
             stop.withdraw(self.say)
             with stop:
-                while any(self.do_if_free(self.runs[place], stop) for place in waiting):
+                while any(self.do_if_free(place, stop) for place in waiting):
                     waiting = self.unfinished()
         except Stopped:
             self.say("stopped on request; run the same command to resume")
@@ -129,32 +129,25 @@ class Queue:
 
     def unfinished(self) -> list[int]:
         """Returns the indices into `runs` of the unfinished runs; the same on every rank."""
-        return self.world.share([*self.find_unfinished(self.runs)] if self.world.is_first else None)
+        return self.world.share([*self.find_unfinished()] if self.world.is_first else None)
 
-    def find_unfinished(self, runs: Sequence[RunIdentity]) -> Iterator[int]:
+    def find_unfinished(self) -> Iterator[int]:
         """Yields the indices into `runs` of the runs that lack a record in the output folder or one of their files."""
         done = {record.run for record in read_records(self.output / FILE_NAME)}
-        for place, run in enumerate(runs):
+        for place, run in enumerate(self.runs):
             folder = self.output / PREDICTIONS / run.folder_name()
             if run not in done or not all((folder / name).is_file() for name in self.tasks[run.task].files):
                 yield place
 
-    def take(self, run: RunIdentity) -> Lock | None:
-        """Locks the run and returns the lock; `None` if another process holds it or the run is done. Rank 0 only."""
-        try:
-            lock = Lock(self.output / LOCKS / run.folder_name())
-        except Held:
-            return None
-        if [*self.find_unfinished([run])]:
-            return lock
-        lock.release()
-        return None
-
-    def do_if_free(self, run: RunIdentity, stop: StopRequest) -> bool:
+    def do_if_free(self, place: int, stop: StopRequest) -> bool:
         """Does a run unless another process has done it or is doing it; returns whether it did. Collective."""
-        lock = self.take(run) if self.world.is_first else None
+        run = self.runs[place]
+        lock: Lock | None = None
+        if self.world.is_first:
+            with suppress(Held):
+                lock = Lock(self.output / LOCKS / run.folder_name())
         with lock or nullcontext():
-            free: bool = self.world.share(lock is not None)
+            free: bool = self.world.share(lock is not None and place in self.find_unfinished())
             if free:
                 checkpoints = self.output / CHECKPOINTS / run.folder_name()
                 self.do(run, Saving(checkpoints, lambda: bool(stop), weights=self.options.keep != "none"))

@@ -190,18 +190,14 @@ class Run:
                 left = (now - self.started) / (state.batches - self.resumed) * (self.steps - state.batches)
                 self.say(f"step {state.batches}/{self.steps}, {left:.0f} s left")
             if self.saving and (self.stopping or not state.batches % self.saving.every):
-                self.save(self.saving.folder)
+                engine_state = self.engine.full_state()  # collective
+                if self.world.is_first:
+                    save(self.saving.folder, state.batches, engine_state, asdict(state), keep_last=1)
+                self.engine.barrier()
             if self.stopping:
                 raise Stopped
         loss_sum, state.loss_sum = state.loss_sum, 0.0
         return loss_sum / len(self.job.train.targets)
-
-    def save(self, folder: Path) -> None:
-        """Saves a checkpoint of the run. Collective."""
-        engine_state = self.engine.full_state()
-        if self.world.is_first:
-            save(folder, self.state.batches, engine_state, asdict(self.state), keep_last=1)
-        self.engine.barrier()
 
     def update(self, chosen: np.ndarray) -> float:
         """Makes one optimizer update on the examples with the indices `chosen`; returns the sum of their losses."""

@@ -75,10 +75,8 @@ def cut_into_pieces(texts: Sequence[str], tokenizer: Any) -> Iterator[Pieces]:
 
 def cut_into_windows(size: int, capacity: int, stride: int) -> list[range]:
     """Returns ranges of at most `capacity` that start `stride` apart and cover range(size); at least one range."""
-    starts = [0]
-    while starts[-1] + capacity < size:
-        starts.append(starts[-1] + min(stride, capacity))
-    return [range(start, min(start + capacity, size)) for start in starts]
+    step = min(stride, capacity)
+    return [range(start, min(start + capacity, size)) for start in range(0, max(0, size - capacity) + step, step)]
 
 
 def window_of_most_context(windows: Sequence[range], size: int) -> np.ndarray:

@@ -28,8 +28,6 @@ from pretrain.model.encoder import Encoder
 
 EVALUATION_BATCH = 32
 """Windows per rank and forward pass (google-research/electra); the beams hold 20 states per window and position."""
-ANSWER_FILES = ("predictions.json", "null_odds.json", "nbest.json")
-"""Files with the answers to the dev questions: final answers, unanswerable logits, n-best lists."""
 EXAMPLE = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -89,10 +87,12 @@ class SquadJob(Job):
         return HuggingFaceModel(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE)
 
     def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
-        """Returns the content of `ANSWER_FILES`; a final answer is empty if its null score exceeds the threshold."""
+        """Returns the files of answers: final answers, empty if their null score exceeds the threshold; unanswerable
+        logits; n-best lists.
+        """
         threshold = NULL_THRESHOLD if self.task.has_unanswerable else math.inf
         final = {name: "" if null_scores[name] > threshold else text for name, text in texts(candidates).items()}
-        return dict(zip(ANSWER_FILES, (final, null_scores, candidates), strict=True))
+        return {"predictions.json": final, "null_odds.json": null_scores, "nbest.json": candidates}
 
     def answer(
         self, file: SquadFile, windows: Windows, model: nn.Module, world: World

@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from finetune.running.records import Task, answers_folder, sha256_of
-from foundation.config import ConfigError, one_of, shown
+from foundation.config import ConfigError, shown
 
 SPLITS = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
 """Parts of a file's name that identify its split."""
@@ -63,17 +63,6 @@ class TaggingData(NamedTuple):
         return [f"{answers_folder(self.test)}/test.conll"] if self.test else []
 
 
-def select_task(name: str) -> TaggingTask:
-    """Returns the task of this name, upper or lower case.
-
-    Raises:
-        ConfigError: there is no such task.
-    """
-    if name.upper() not in TASKS:
-        raise ConfigError(f"task: got {shown(name)}, {one_of(name, TASKS)}")
-    return TASKS[name.upper()]
-
-
 def load_tagging(task: TaggingTask, data_dir: Path, *, test: bool = False) -> TaggingData:
     """Reads the training and dev files of a folder, and the test file if requested.
 
@@ -113,37 +102,34 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
         lines = [line.rstrip("\r\n") for line in file]
     read_row = read_conllu if path.suffix == ".conllu" else conll_reader(lines)
     sentences: list[Sentence] = []
-    words: list[str] = []
-    labels: list[str] = []
-    for number, line in enumerate([*lines, ""], 1):
-        if not line.strip(" \t") or line.startswith(DOCUMENT):
-            if words:
-                sentences.append(Sentence(tuple(words), tuple(labels)))
-            words, labels = [], []
-            continue
-        try:
-            if (row := read_row(line)) is None:
-                continue
-            word, label = row
-            if not word or not label:
-                raise ValueError(f"got {shown(line)}, expected a word and a label")
-            if task.entities:
-                check_iob2(label, labels[-1] if labels else OUTSIDE)
-        except ValueError as error:
-            raise ConfigError(f"data_dir: {path}:{number}: {error}") from None
-        words.append(word)
-        labels.append(label)
+    for is_between, block in groupby(enumerate(lines, 1), lambda numbered: is_between_sentences(numbered[1])):
+        rows: list[tuple[str, str]] = []
+        for number, line in () if is_between else block:
+            try:
+                if row := read_row(line):
+                    if not all(row):
+                        raise ValueError(f"got {shown(line)}, expected a word and a label")
+                    if task.entities:
+                        check_iob2(row[1], rows[-1][1] if rows else OUTSIDE)
+                    rows.append(row)
+            except ValueError as error:
+                raise ConfigError(f"data_dir: {path}:{number}: {error}") from None
+        if rows:
+            sentences.append(Sentence(*zip(*rows, strict=True)))
     if not sentences:
         raise ConfigError(f"data_dir: {path} has no sentences; expected one word and its label per line")
     return sentences
+
+
+def is_between_sentences(line: str) -> bool:
+    return not line.strip(" \t") or line.startswith(DOCUMENT)
 
 
 def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:
     """Returns a function that reads a CoNLL line. The first line that is not a comment sets the number of columns, and
     their separator: a tab if that line has one, else spaces.
     """
-    rows = (line for line in lines if line.strip(" \t") and not line.startswith(("#", DOCUMENT)))
-    first = next(rows, "")
+    first = next((line for line in lines if not is_between_sentences(line) and not line.startswith("#")), "")
     separator = "\t" if "\t" in first else " +"
     return partial(read_conll, separator=separator, width=len(re.split(separator, first.strip(" "))))
 

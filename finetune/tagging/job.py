@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from finetune.config import FinetuneConfig, TaggingOptions
 from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, labels_of
 from finetune.running.records import EXAMPLES
-from finetune.tagging.files import Sentence, TaggingData, TaggingTask, load_tagging, select_task
+from finetune.tagging.files import TASKS, Sentence, TaggingData, TaggingTask, load_tagging
 from finetune.tokens import IGNORED, Batch, Features
 from pretrain.job.processes import World
 from pretrain.model import ops
@@ -252,15 +252,11 @@ def count_matches(task: TaggingTask, target: Labels, predicted: Labels) -> dict[
 
 
 def load(options: TaggingOptions) -> Iterator[LoadedTask]:
-    """Yields the chosen task; reads its files only when it is reached.
+    """Reads the files of the chosen task; yields it.
 
     Raises:
-        ConfigError: as `select_task` and `load_tagging`.
+        ConfigError: as `load_tagging`.
     """
-    return map(partial(load_one, options), [select_task(options.task)])
-
-
-def load_one(options: TaggingOptions, task: TaggingTask) -> LoadedTask:
-    """Reads the files of a task."""
+    task = TASKS[options.task]
     data = load_tagging(task, options.data_dir, test=options.predict_test)
-    return LoadedTask(task, data.fingerprint(), partial(make_job, task, data), data.test_answers())
+    yield LoadedTask(task, data.fingerprint(), partial(make_job, task, data), data.test_answers())

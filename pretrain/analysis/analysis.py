@@ -4,6 +4,7 @@ the sampling distribution; each number with a bootstrap over sequences.
 Shape letters: C columns to sum, S sequences.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -153,26 +154,25 @@ def analyze(observed: Recording) -> dict[str, Any]:
         "entropy": {name: entropy for name, (_, entropy) in certain.items()},
     }
     if "p_S" in observed.under:
-        found["p_S_minus_p_G"] = {name: _minus(part["p_S"], part["p_G"]) for name, part in found.items()}
+        found["p_S_minus_p_G"] = {
+            name: _each(ResampledStatistic.minus, part["p_S"], part["p_G"]) for name, part in found.items()
+        }
     found["estimate_quality"] = estimate_quality(observed.learned)
     return of_generator | found
 
 
-def _minus(a: Any, b: Any) -> Any:
-    if isinstance(a, ResampledStatistic):
-        return a.minus(b)
-    if isinstance(a, dict):
-        return {name: _minus(a[name], b[name]) for name in a}
-    return [_minus(*pair) for pair in zip(a, b, strict=True)]
-
-
 def as_json(value: Any) -> Any:
     """Converts each number of a nested structure to `[value, low, high]`."""
-    if isinstance(value, ResampledStatistic):
-        return value.interval()
-    if isinstance(value, dict):
-        return {name: as_json(part) for name, part in value.items()}
-    return [as_json(part) for part in value]
+    return _each(ResampledStatistic.interval, value)
+
+
+def _each(function: Callable[..., Any], *parts: Any) -> Any:
+    """Applies a function to the numbers at each place of structures of the same form; returns one of that form."""
+    if isinstance(parts[0], dict):
+        return {name: _each(function, *(part[name] for part in parts)) for name in parts[0]}
+    if isinstance(parts[0], list):
+        return [_each(function, *items) for items in zip(*parts, strict=True)]
+    return function(*parts)
 
 
 def headline(numbers: dict[str, Any]) -> dict[str, Any]:

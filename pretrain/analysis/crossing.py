@@ -144,8 +144,8 @@ def tables(crossed: dict[str, Any]) -> str:
 
 def _row(part: dict[str, Any], sign: str = "") -> list[str]:
     source = f"{part['distribution']} of {part['sampler']}"
-    texts = []
-    for name in SHOWN:
-        numbers = [f"{number:{sign}.4f}" for number in part[name] or ()]
-        texts.append("{} ({} to {})".format(*numbers) if numbers else "-")
+    texts = [
+        "{} ({} to {})".format(*(f"{number:{sign}.4f}" for number in part[name])) if part[name] else "-"
+        for name in SHOWN
+    ]
     return [part["discriminator"], source, str(part["step"]), *texts]

@@ -14,7 +14,7 @@ import torch
 from foundation.config import ConfigError
 from foundation.files import require_folder, write_atomically
 from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
-from pretrain.analysis.crossing import Candidate, Entry, cross, crossing, tables
+from pretrain.analysis.crossing import Candidate, cross, crossing, tables
 from pretrain.analysis.figures import draw_comparison, draw_crossing
 from pretrain.analysis.observation import observe, oracle_distance
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
@@ -37,10 +37,10 @@ class HeldOut(NamedTuple):
     """Sequences on which the distance from the oracle is measured."""
 
     def batches(self) -> Iterator[Batch]:
-        """Yields the first sequences of the folder, in order, each with the first of its prepared masks."""
+        """Yields the first sequences of the folder, in order, each with the first of its masks, on the device."""
         for start in range(0, self.sequences, self.batch_size):
             index = self.shards.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
-            yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED)
+            yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED).to(self.device)
 
 
 def evaluate(
@@ -137,20 +137,21 @@ def evaluate_run(
 def evaluate_checkpoint(run: Path, description: RunDescription, checkpoint: Checkpoint, held_out: HeldOut) -> Candidate:
     """Computes the numbers of the paper's analysis for one checkpoint."""
     model = load_checkpoint(description, checkpoint).to(held_out.device)
-    about = {
-        "run": str(run),
-        "objective": description.run.objective.name,
-        "step": checkpoint.step,
-        "sequences": held_out.sequences,
-    }
     observed = observe(model, held_out.batches(), held_out.device)
     found = analyze(observed)
     if observed.under and held_out.oracle_sequences:
         assert isinstance(model, Detection)
         batches = held_out._replace(sequences=held_out.oracle_sequences).batches()
-        found["oracle_distance"] = oracle_distance(model, batches, held_out.device)
+        found["oracle_distance"] = oracle_distance(model, batches)
     numbers = as_json(found)
-    result = about | observed.metrics | numbers
+    result = {
+        "run": str(run),
+        "objective": description.run.objective.name,
+        "step": checkpoint.step,
+        "sequences": held_out.sequences,
+        **observed.metrics,
+        **numbers,
+    }
     if observed.under:
         result |= headline(numbers) | {"paper": PAPER}
     sums = {name: sequence_sums(seen.judgment) for name, seen in observed.under.items()}
@@ -171,9 +172,7 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
     if not crossed_at:
         print("the runs have no evaluated step in common and are not crossed; choose --steps that all runs have")
         return
-    entries: list[Entry] = []
-    for candidates in crossed_at:
-        entries += cross(candidates, held_out.batches, held_out.device)
+    entries = [entry for parts in crossed_at for entry in cross(parts, held_out.batches, held_out.device)]
     crossed = crossing(entries, held_out.sequences)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
@@ -191,7 +190,6 @@ def one_line(result: dict[str, Any]) -> str:
         if result["discriminator_entropy"] > 0:  # some token was replaced
             share = result["discriminator_loss"] / result["discriminator_entropy"]
             parts.append(f"L_D / entropy of the replaced share {share:.3f}")
-        known = [f"{name} {r:.3f}" for name, r in result["estimate_correlation"].items() if r is not None]
-        if known:
+        if known := [f"{name} {r:.3f}" for name, r in result["estimate_correlation"].items() if r is not None]:
             parts.append(f"correlation of the estimate {', '.join(known)}")
     return "; ".join(parts)

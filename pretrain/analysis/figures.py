@@ -25,7 +25,6 @@ MOST_POINTS, MOST_DOTS = 400, 40
 """Maximum number of points in a line, and of dots for held-out text."""
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
 CORRELATED = ("original", "replaced", "all", "class_means")
-TENTHS = [f"{number / 10}" for number in range(10)]
 ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
@@ -213,7 +212,7 @@ def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) ->
     width = 0.9 / len(series)
     for number, (label, color, shares) in enumerate(series):
         offset = (number - (len(series) - 1) / 2) * width
-        _draw_values(axes, dict(zip(TENTHS, shares, strict=True)), color, offset, label, width)
+        _draw_values(axes, {f"{tenth / 10}": share for tenth, share in enumerate(shares)}, color, offset, label, width)
     axes.set(
         title="Confidence of the distributions", xlabel="maximum probability, from", ylabel="share of masked positions"
     )

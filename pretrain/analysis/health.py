@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
-from pretrain.analysis.run_history import Log, value_of
-from pretrain.analysis.symptoms import Measurement, SkippedCheck, Symptoms
+from pretrain.analysis.run_history import Log, read_starts, value_of
+from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
@@ -69,11 +69,12 @@ class Finding(NamedTuple):
     """Measured value, limit and steps."""
     remedy: str
     """How to fix it."""
-    measured: tuple[Measurement, ...]
+    excess: tuple[float, ...]
+    """How far each measured value is beyond its limit; above 0 is a problem."""
 
     @property
     def is_problem(self) -> bool:
-        return any(part.beyond for part in self.measured)
+        return any(part > 0 for part in self.excess)
 
 
 class Diagnosis(NamedTuple):
@@ -96,14 +97,13 @@ def padding(run: Symptoms) -> Finding:
         evidence=f"Padding is {share:.3f} of all positions in steps 1 to {run.step:,}; the limit is {MOST_PADDING}.",
         remedy="Build the shards again with --packing full or a shorter --seq_length, or with --documents file where"
         " each file is one document.",
-        measured=(Measurement("padding", share, MOST_PADDING),),
+        excess=(share - MOST_PADDING,),
     )
 
 
 def vocabulary(run: Symptoms) -> Finding:
     text, size = run.text, run.description.vocab_size
     most = next(most for least_size, most in MOST_PIECES if size >= least_size)
-    unknown = Measurement("[UNK]", text.unknown_share, MOST_UNKNOWN)
     return Finding(
         name="vocabulary does not fit",
         verdict="The vocabulary does not match the text: words are split into many pieces, or are unknown.",
@@ -111,7 +111,7 @@ def vocabulary(run: Symptoms) -> Finding:
         f" {text.unknown_share:.2%} of the pieces are [UNK] (the limit is {MOST_UNKNOWN:.0%}), in the text of steps 1"
         f" to {text.steps}.",
         remedy="Train a vocabulary on this text with data_prep/train_vocab.py, and build the shards with it.",
-        measured=(unknown, Measurement("pieces per word", text.pieces_per_word, most)),
+        excess=(text.unknown_share - MOST_UNKNOWN, text.pieces_per_word - most),
     )
 
 
@@ -121,17 +121,17 @@ def repetition(run: Symptoms) -> Finding:
     held_out, epochs = run.held_out[-1], run.last["epoch"]
     step = held_out["step"]  # compared with training at the time of that evaluation
     gap = held_out["mlm_loss"] - run.mean("mlm_loss", step)
-    measured = [Measurement("epochs", epochs, MOST_EPOCHS)]
+    excess = [epochs - MOST_EPOCHS]
     detection = ""
     if epochs > FEW_EPOCHS:
-        measured.append(Measurement("held-out minus training MLM loss", gap, MOST_GAP))
+        excess.append(gap - MOST_GAP)
     if "discriminator_loss" in run.last:
         losses = run.mean("discriminator_loss", step) / run.mean("discriminator_entropy", step)
         apart = held_out["discriminator_loss"] / held_out["discriminator_entropy"] - losses
-        measured.append(Measurement("held-out minus training L_D over entropy", apart, MOST_APART))
+        excess.append(apart - MOST_APART)
         detection = f", L_D over the entropy of the replaced share {apart:+.3f} (the limit is {MOST_APART:+})"
     differ = ""
-    if gap > MOST_GAP and not any(part.beyond for part in measured):
+    if gap > MOST_GAP and max(excess) <= 0:
         differ = " So few passes memorize nothing: the held-out documents differ in kind from the training documents."
     return Finding(
         name="data repeated or unshuffled",
@@ -141,7 +141,7 @@ def repetition(run: Symptoms) -> Finding:
         f" times (the limit is {MOST_EPOCHS}).{differ}",
         remedy="Build the shards from more text, shuffled, with --dedup exact if it contains duplicate documents; or"
         " train for fewer steps.",
-        measured=tuple(measured),
+        excess=tuple(excess),
     )
 
 
@@ -151,15 +151,11 @@ def learning_rate(run: Symptoms) -> Finding:
     spikes, skipped = run.last["loss_spikes"] / run.step, (run.last["skipped"] - first["skipped"]) / steps
     lowest, at = run.lowest_loss
     risen = run.mean("mlm_loss") - lowest
-    measured = [
-        Measurement("spikes", spikes, MOST_SPIKES),
-        Measurement("skipped steps", skipped, MOST_SKIPPED),
-        Measurement("rise of the MLM loss", risen, MOST_RISEN),
-    ]
+    excess = [spikes - MOST_SPIKES, skipped - MOST_SKIPPED, risen - MOST_RISEN]
     collapse = ""
     if "auc_all" in run.last and first["step"] > run.run.optim.warmup_steps:
         apart = max(abs(record.get("auc_all", 1.0) - 0.5) for record in run.recent())
-        measured.append(Measurement("AUC's distance from chance", apart, LEAST_FROM_CHANCE, most=False))
+        excess.append(LEAST_FROM_CHANCE - apart)
         collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
     return Finding(
         name="learning rate too high",
@@ -169,7 +165,7 @@ def learning_rate(run: Symptoms) -> Finding:
         f" {run.when()} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is"
         f" {MOST_RISEN}){collapse}.",
         remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start a new run.",
-        measured=tuple(measured),
+        excess=tuple(excess),
     )
 
 
@@ -187,12 +183,12 @@ def straggler(run: Symptoms) -> Finding:
         f" limit is {MOST_WAITING:.0%}), which was rank {rank} in {ranks.count(rank)} of {len(ranks)} records of"
         f" {run.when()}.",
         remedy="Check that machine for other processes, clock speed, temperature and disk, or train without it.",
-        measured=(Measurement("waiting for one rank", waiting if always else 0.0, MOST_WAITING),),
+        excess=(waiting - MOST_WAITING if always else 0.0,),
     )
 
 
 def slow_precision(run: Symptoms) -> Finding | None:
-    start = run.start
+    start = (read_starts(run.folder) or [{}])[-1]  # the newest
     if start.get("precision") == "float32":
         return None
     own, fp32, step = (value_of(start, name) for name in ("matrix_peak_tflops", "fp32_peak_tflops", "step"))
@@ -205,7 +201,7 @@ def slow_precision(run: Symptoms) -> Finding | None:
         evidence=f"At the start after step {step:,.0f}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
         f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
-        measured=(Measurement("speed in fp32 over speed in the run's precision", faster, MUCH_FASTER),),
+        excess=(faster - MUCH_FASTER,),
     )
 
 
@@ -213,10 +209,6 @@ def easy_replacements(run: Symptoms) -> Finding | None:
     if "replace_rate" not in run.last:
         return None
     accuracy, replaced = run.mean("mlm_accuracy"), run.mean("replace_rate")
-    measured = (
-        Measurement("generator's accuracy", accuracy, MOST_ACCURATE),
-        Measurement("replaced", replaced, LEAST_REPLACED, most=False),
-    )
     return Finding(
         name="generator too good",
         verdict="The generator predicts nearly all masked tokens: few are replaced, and the discriminator has little to"
@@ -225,7 +217,7 @@ def easy_replacements(run: Symptoms) -> Finding | None:
         f" the masked positions are replaced (at least {LEAST_REPLACED} expected), in {run.when()}.",
         remedy="Use a smaller model.generator_hidden_size, objective.mask_keep_fraction=0, objective.temperature=1,"
         " or less predictable text.",
-        measured=measured,
+        excess=(accuracy - MOST_ACCURATE, LEAST_REPLACED - replaced),
     )
 
 
@@ -240,7 +232,7 @@ def generator(run: Symptoms) -> Finding | None:
         f" pieces; at least {LEAST_LEARNED} is expected.",
         remedy="Raise optim.lr if the loss still falls slowly; start narrow models with"
         " model.relative_bias_init=local and model.initializer_range=0.1.",
-        measured=(Measurement("MLM loss below entropy", entropy - loss, LEAST_LEARNED, most=False),),
+        excess=(LEAST_LEARNED - (entropy - loss),),
     )
 
 
@@ -258,7 +250,7 @@ def plateau(run: Symptoms) -> Finding | None:
         f" replaced share among ordinary tokens; the limit is {MOST_OF_PLATEAU} (AUC {auc:.2f}; chance is .5).",
         remedy="Train on while that loss falls; else try another optim.lr, set objective.lambda2=50, and start narrow"
         " models with model.relative_bias_init=local and model.initializer_range=0.1.",
-        measured=(Measurement("L_D over plateau", of_plateau, MOST_OF_PLATEAU),),
+        excess=(of_plateau - MOST_OF_PLATEAU,),
     )
 
 
@@ -273,7 +265,7 @@ def sampling_head(run: Symptoms) -> Finding | None:
         evidence=f"Among replaced tokens, the correlation of estimated and actual loss is {correlation:.3f} in"
         f" {run.when()}; at least {LEAST_CORRELATION} is expected.",
         remedy="Set objective.lambda1=5, as in the paper; if the discriminator learns nothing, fix that first.",
-        measured=(Measurement("correlation of the estimate", correlation, LEAST_CORRELATION, most=False),),
+        excess=(LEAST_CORRELATION - correlation,),
     )
 
 
@@ -289,7 +281,7 @@ def ratios(run: Symptoms) -> Finding | None:
         f" limit is {MOST_RATIO:g}.",
         remedy="Set objective.temperature=1 and objective.lambda1=1, as in the paper, lower optim.lr, or bound the"
         " ratios with objective.mixture=0.1.",
-        measured=(Measurement("99th percentile of p_G/p_S", ratio, MOST_RATIO),),
+        excess=(ratio - MOST_RATIO,),
     )
 
 
@@ -315,7 +307,7 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
     for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
         try:
             if answer := check(run):
-                if not all(math.isfinite(part.value) for part in answer.measured):
+                if not all(map(math.isfinite, answer.excess)):
                     raise ArithmeticError
                 checked.append(answer)
         except SkippedCheck as reason:

@@ -95,14 +95,16 @@ class Recording(NamedTuple):
 
 @torch.no_grad()
 def observe(model: Objective, batches: Iterable[Batch], device: torch.device) -> Recording:
-    """Runs the model in evaluation mode over the batches, once per sampling distribution; returns what it recorded."""
+    """Runs the model in evaluation mode over the batches, once per sampling distribution; returns what it recorded.
+
+    Here and below, the batches are on the model's device.
+    """
     model.eval()
     metrics, sequences = MetricTotals(device), 0
     originals: list[tuple[Tensor, ...]] = []
     parts: dict[str, list[tuple[Tensor, ...]]] = defaultdict(list)
     tokens: dict[str, list[Tensor]] = defaultdict(list)
     for batch in batches:
-        batch = batch.to(device)
         for name, output in model.outputs(batch).items():
             if isinstance(output, ElectraOutput):
                 seen = _judgment(batch, output.d_BL, output.replaced_BL, sequences)
@@ -129,7 +131,6 @@ def judge(model: Detection, batches: Iterable[Batch], tokens_SK: Tensor, device:
     model.eval()
     parts, sequences = [], 0
     for batch in batches:
-        batch = batch.to(device)
         tokens_BK = tokens_SK[sequences : sequences + len(batch.input_ids_BL)].to(device, torch.int64)
         parts.append(_on_host(*_judgment(batch, *model.discriminate(batch, tokens_BK), sequences)))
         sequences += len(batch.input_ids_BL)
@@ -174,7 +175,7 @@ def _rows(like: Tensor, first_sequence: int) -> Tensor:
 
 @torch.no_grad()
 def oracle_distance(
-    model: Detection, batches: Iterable[Batch], device: torch.device, candidates: int = CANDIDATES
+    model: Detection, batches: Iterable[Batch], candidates: int = CANDIDATES
 ) -> dict[str, ResampledStatistic]:
     """Returns the distance of p_G, and of p_S if the objective learns one, from the oracle: p_G weighted by the true
     discriminator loss.
@@ -190,7 +191,6 @@ def oracle_distance(
     model.eval()
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for batch in batches:
-        batch = batch.to(device)
         *_, (name, output) = model.outputs(batch).items()
         slot_B1 = batch.keep_uniforms_BK.masked_fill(~batch.masked_valid_BK, -1).argmax(1, keepdim=True)
         place_B1 = batch.masked_positions_BK.gather(1, slot_B1)

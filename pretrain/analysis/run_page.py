@@ -4,9 +4,9 @@ Jinja escapes all text, since names of runs and hosts, messages and examples may
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -16,34 +16,6 @@ from foundation.files import write_atomically
 from pretrain.analysis.figures import CHARTS, draw_charts, run_names
 from pretrain.analysis.health import diagnose, report
 from pretrain.analysis.run_history import History, nearest_preset, read_history
-
-TEMPLATE = "run_page.html"
-MOST_ROWS = 40
-GATE = ("name", "value", "demand", "passed")
-END = ("rank", "host", "time", "step", "reason", "exit_code", "sentence")
-START = ("time", "step", "processes", "first_host", "device", "precision", "zero_stage", "code")
-
-
-class Table(NamedTuple):
-    """A table of the page: column names and rows."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-
-class RunPart(NamedTuple):
-    """The contents of the page that concern one run."""
-
-    history: History
-    doctor: list[str]
-    """Lines of the health report (health.py), or why there is none."""
-    preset: str
-    """The preset most like the run."""
-    changed: Table
-    """The settings that differ from that preset."""
-    gates: Table
-    starts: Table
-    ends: Table
 
 
 def write_page(folders: Sequence[Path], path: Path) -> None:
@@ -65,30 +37,21 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
         lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,  # no control character
     )
-    page = environment.get_template(TEMPLATE).render(
+    page = environment.get_template("run_page.html").render(
         parts={name: _part(history) for name, history in runs.items()},
         images={title: base64.b64encode(image.encode()).decode() for title, image in images.items() if image},
     )
     write_atomically(path, page.encode())
 
 
-def _part(history: History) -> RunPart:
+def _part(history: History) -> dict[str, Any]:
+    """Returns what the page shows of one run besides its charts: `doctor` is the health report, or why there is none;
+    `settings` are those that differ from the nearest preset.
+    """
     try:
         doctor = report(diagnose(history.folder, history.log))
     except ConfigError as error:
         doctor = [str(error)]
     preset, changed = nearest_preset(history.description.run)
-    return RunPart(
-        history,
-        doctor,
-        preset,
-        Table(("setting", preset, "this run"), [(name, *values) for name, values in changed.items()]),
-        _table(GATE, history.gates),
-        _table(START, history.starts),
-        _table(END, [end._asdict() for end in history.ends]),
-    )
-
-
-def _table(names: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns a table of the newest records, with a column per field in `names`."""
-    return Table(names, [[record.get(name, "") for name in names] for record in records[-MOST_ROWS:]])
+    settings = [{"setting": name, preset: theirs, "this run": ours} for name, (theirs, ours) in changed.items()]
+    return {"history": history, "doctor": doctor, "preset": preset, "settings": settings}

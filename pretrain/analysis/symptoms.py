@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError
-from pretrain.analysis.run_history import Log, read_log, read_starts, value_of
+from pretrain.analysis.run_history import Log, read_log, value_of
 from pretrain.data.shards import open_shards
 from pretrain.training.run_folder import flat, read_run
 from pretrain.training.run_log import RECORDS
@@ -24,20 +24,6 @@ SAMPLED = 2048
 
 class SkippedCheck(Exception):
     """Raised by a check that the run's files do not allow; the message names the check and says why."""
-
-
-class Measurement(NamedTuple):
-    """A measured value with its limit."""
-
-    name: str
-    value: float
-    limit: float
-    most: bool = True
-    """True if the limit is the largest healthy value, false if it is the smallest."""
-
-    @property
-    def beyond(self) -> bool:
-        return self.value > self.limit if self.most else self.value < self.limit
 
 
 class Text(NamedTuple):
@@ -111,11 +97,6 @@ class Symptoms:
             )
             for end in range(min(RECENT, len(self.train)), len(self.train) + 1)
         )
-
-    @property
-    def start(self) -> Mapping[str, Any]:
-        """The record of the newest start; empty if there is none."""
-        return (read_starts(self.folder) or [{}])[-1]
 
     @cached_property
     def text(self) -> Text:

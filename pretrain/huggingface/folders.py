@@ -41,9 +41,6 @@ class _Settings(StrictConfig):
     """Settings read from a `config.json`; unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
-    model_type: str
-    architectures: list[str] | None = None
-    tie_word_embeddings: bool = True
 
 
 _BOUNDED: dict[Any, Any] = {
@@ -151,10 +148,8 @@ def load_encoder(folder: str | Path, *, random_weights: bool = False, **changes:
     weights = read_weights(local)
     weights = unfolded(weights) if isinstance(config, ModernConfig) else weights
     own = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
-    if own:
-        fill(nn.ModuleDict({"electra": encoder}), own, local)
-    else:
-        fill(encoder, weights, local)
+    bare = {f"electra.{name}": weight for name, weight in weights.items()}  # an `ElectraModel`
+    fill(nn.ModuleDict({"electra": encoder}), own or bare, local)
     return encoder
 
 
@@ -226,10 +221,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         ConfigError: the file is missing or damaged, fp32 cannot hold its weights exactly, or some are not finite.
     """
-    path = folder / "model.safetensors"
-    if not path.is_file() and (folder / PICKLED).is_file():
-        path = folder / PICKLED
-    if not path.is_file():
+    path = next(filter(Path.is_file, (folder / "model.safetensors", folder / PICKLED)), None)
+    if path is None:
         parts = (folder / "model.safetensors.index.json").is_file()
         raise ConfigError(
             f"model: {folder} has its weights in several files; save it as one, with a max_shard_size above its size"
@@ -249,8 +242,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
     for name, weight in weights.items():
         if weight.dtype not in EXACT:
-            kind = str(weight.dtype).removeprefix("torch.")
-            raise ConfigError(f"model: {path} holds {name} as {kind}; save it as float32, bfloat16 or float16")
+            raise ConfigError(f"model: {path} holds {name} as {weight.dtype}; save it as float32, bfloat16 or float16")
         if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():  # a tenth of isfinite's time
             raise ConfigError(f"model: {path} holds NaN or infinity in {name}, expected numbers; {AGAIN}")
     return weights

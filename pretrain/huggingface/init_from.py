@@ -4,7 +4,7 @@ The run's model takes its sizes from them. Parts that they lack start fresh, and
 default, a fresh sampling head starts with p_S = p_G. Added tokens and positions extend the tables.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
-from pretrain.huggingface.conversion import CONVERTED, electra_settings, electra_weights
+from pretrain.huggingface.conversion import CONVERTED, EMBEDDINGS, electra_settings, electra_weights
 from pretrain.huggingface.folders import (
     fill,
     find_folder,
@@ -38,7 +38,6 @@ KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global
 """Fields, of either kind of encoder, that the run takes from the models, since the weights were trained with them."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
-EMBEDDINGS = "electra.embeddings."
 CLASSES = {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Ends of the names of parameters with a row per token."""
@@ -102,15 +101,11 @@ def read_model(folder: Path, first_of_two: bool = False) -> Donor:
     model_type = values.get("model_type")
     modern, predicts = model_type == MODERN_TYPE, "ForMaskedLM" in str(values.get("architectures"))
     predicts = predicts and (first_of_two if modern else model_type not in CONVERTED)
-    if predicts and modern and not values.get("tie_word_embeddings", True):
-        raise ConfigError(
-            f"init_from: {folder} is a generator with its projections multiplied into its tables, which cannot be"
-            " taken apart; name the run folder that it was exported from"
-        )
     if predicts and not values.get("tie_word_embeddings", True):
         raise ConfigError(
             f"init_from: {folder} has tie_word_embeddings False, expected True: the output matrix is the word"
-            " embeddings here; name a generator trained with tied embeddings"
+            " embeddings here; name a generator trained with tied embeddings, or the run folder that it was exported"
+            " from"
         )
 
     def weights() -> dict[str, Tensor]:
@@ -205,13 +200,11 @@ def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path
             )
 
 
-def normalized_otherwise(donors: Donors, tokenizer: Path) -> Iterator[Path]:
-    """Yields the folders of the donors whose tokenizer treats case, accents or Chinese unlike the data's."""
+def normalized_otherwise(donors: Donors, tokenizer: Path) -> list[Path]:
+    """Returns the folders of the donors whose tokenizer treats case, accents or Chinese unlike the data's."""
     ours = open_tokenizer(str(tokenizer)).normalized(PROBE)
     tokenizers = {donor.folder: donor.tokenizer for donor in donors if donor.has_tokenizer}
-    for folder, path in tokenizers.items():
-        if open_tokenizer(str(path)).normalized(PROBE) != ours:
-            yield folder
+    return [folder for folder, path in tokenizers.items() if open_tokenizer(str(path)).normalized(PROBE) != ours]
 
 
 def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
@@ -297,9 +290,7 @@ def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer
     for name, weight in weights.items():
         if name.endswith("position_embeddings.weight") and weight.shape[:1] == (known,):
             longer[name] = weight.repeat(-(-positions // known), 1)[:positions]
-        elif pieces and name.endswith(PER_TOKEN) and weight.shape[:1] == (size,):
-            rows = torch.stack([weight[ids].float().mean(0) for ids in pieces])
-            longer[name] = torch.cat([weight, rows.to(weight.dtype)])
         elif name.endswith(PER_TOKEN) and weight.shape[:1] == (size,):
-            longer[name] = weight[: config.vocab_size]
+            rows = [weight[ids].float().mean(0, keepdim=True).to(weight.dtype) for ids in pieces]
+            longer[name] = torch.cat([weight, *rows])[: config.vocab_size]
     return longer

@@ -30,7 +30,12 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
-from transformers.models.electra.modeling_electra import ElectraIntermediate, ElectraOutput, ElectraSelfOutput
+from transformers.models.electra.modeling_electra import (
+    ElectraEmbeddings,
+    ElectraIntermediate,
+    ElectraOutput,
+    ElectraSelfOutput,
+)
 from transformers.utils import can_return_tuple
 
 
@@ -40,23 +45,6 @@ class ElectraSamplerConfig(ElectraConfig):
     model_type = "electra_sampler"
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
-
-
-class Embeddings(nn.Module):
-    """Word + segment + position embedding, LayerNorm, dropout: [B, L, E]."""
-
-    def __init__(self, config: ElectraSamplerConfig) -> None:
-        super().__init__()
-        size = config.embedding_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
-        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, words_BLE: Tensor, token_type_ids_BL: Tensor, position_ids_BL: Tensor) -> Tensor:
-        embedded_BLE = words_BLE + self.token_type_embeddings(token_type_ids_BL)
-        return self.dropout(self.LayerNorm(embedded_BLE + self.position_embeddings(position_ids_BL)))
 
 
 class RelativePositionBias(nn.Embedding):
@@ -160,7 +148,7 @@ class ElectraSamplerPreTrainedModel(ElectraPreTrainedModel):
     _supports_flash_attn = False  # no other attention takes a learned bias
     _supports_flex_attn = False
     _supports_attention_backend = False
-    _no_split_modules = ["Embeddings", "Layer"]
+    _no_split_modules = ["ElectraEmbeddings", "Layer"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -181,7 +169,7 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
 
     def __init__(self, config: ElectraSamplerConfig) -> None:
         super().__init__(config)
-        self.embeddings = Embeddings(config)
+        self.embeddings = ElectraEmbeddings(config)
         if config.embedding_size != config.hidden_size:
             self.embeddings_project = nn.Linear(config.embedding_size, config.hidden_size)
         self.encoder = Encoder(config)
@@ -205,18 +193,16 @@ class ElectraSamplerModel(ElectraSamplerPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected one of input_ids and inputs_embeds")
-        words_BLE = self.embeddings.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        length, longest = words_BLE.shape[1], self.config.max_position_embeddings
+        given: Tensor = input_ids if inputs_embeds is None else inputs_embeds  # type: ignore[assignment]
+        length, longest = given.shape[1], self.config.max_position_embeddings
         if position_ids is None:
             if not torch.jit.is_tracing() and length > longest:  # type: ignore[attr-defined]
                 raise ValueError(
                     f"got a sequence of {length} tokens, expected at most {longest} (max_position_embeddings);"
                     " tokenize with truncation=True, or split the text"
                 )
-            position_ids = torch.arange(length, device=words_BLE.device)[None]
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(words_BLE[..., 0], dtype=torch.long)
-        hidden_BLX = self.embeddings(words_BLE, token_type_ids, position_ids)
+            position_ids = torch.arange(length, device=given.device)[None]
+        hidden_BLX = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from data_prep.defaults import SHARDS
 from foundation.command_line import HIDDEN, Group, Metavar
-from foundation.config import MOST, FileName, StrictConfig
+from foundation.config import MOST, StrictConfig
 from pretrain.method.registry import GivenObjective
 
 
@@ -24,7 +24,7 @@ class RunOptions(StrictConfig):
     """hp_loss, hp_dist, electra, mlm, or a sampler of your own: FILE.py:CLASS or package.module:CLASS (hp_loss)"""
     row: str | None = None
     """a row of the paper's tables, such as 'HP_Loss lambda1=10', instead of an objective"""
-    init_from: tuple[FileName, ...] = ()
+    init_from: tuple[str, ...] = ()
     """start from a generator and a discriminator, one of them, an export, a BERT, an MPNet, or a run folder"""
     keep_optimizer: bool = False
     """with --init_from RUN: start with the state of its Adam too, as in a second phase on longer sequences"""

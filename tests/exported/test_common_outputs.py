@@ -145,12 +145,12 @@ def test_the_attention_is_set_at_any_time_and_flash_attention_refused_in_words(h
 
 @every_head
 def test_every_weight_learns_from_a_loss(head: str) -> None:
-    model = new_model(head).train()
+    model = new_model(head)  # without dropout: its noise may outweigh one step
     loss(model, head).backward()
     unused = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
     ignored = ("key.bias", "classifier.bias") if head == "ForMultipleChoice" else ("key.bias",)
     assert not [name for name in unused if not name.endswith(ignored)], "a softmax ignores what it adds to every score"
-    before, optimizer = loss(model.eval(), head).item(), torch.optim.SGD(model.parameters(), lr=1e-3)
+    before, optimizer = loss(model, head).item(), torch.optim.SGD(model.parameters(), lr=1e-3)
     optimizer.step()
     assert loss(model, head).item() < before
 

@@ -94,7 +94,7 @@ def test_a_killed_queue_resumes_in_the_middle(stock_model: Path, tagging_folder:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": "NRE"}, "task: got 'NRE', expected one of NER, POS; did you mean 'NER'?"),
+        ({"task": "NRE"}, "task: got 'NRE', expected: input should be 'NER' or 'POS'; did you mean 'NER'?"),
         ({"data_dir": Path("nowhere")}, "data_dir: no folder nowhere"),
         ({"model": "nowhere"}, "model: nowhere has no config.json"),
         ({"max_length": 64}, "max_length: got 64, expected at most the model's 32 positions"),

@@ -230,5 +230,5 @@ def test_without_locks_the_command_runs_after_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stdout == "at work\n", done.stderr
     assert done.stderr.count("\n") == 1
-    assert f"WARNING: {tmp_path} lies on a file system without locks (" in done.stderr
-    assert "; Function not implemented): nothing keeps a second command out of it" in done.stderr
+    assert f"WARNING: {tmp_path} lies on a file system without locks (Function not implemented): " in done.stderr
+    assert "nothing keeps a second command out of it" in done.stderr

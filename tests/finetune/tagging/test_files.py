@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.tagging.files import TASKS, find_file, load_tagging, read_tagged, select_task
+from finetune.tagging.files import TASKS, find_file, load_tagging, read_tagged
 from foundation.config import ConfigError
 
 NER, POS = TASKS["NER"], TASKS["POS"]
@@ -112,12 +112,6 @@ def test_the_test_file_is_read_only_on_request_and_leaves_the_fingerprint(tmp_pa
     assert data.fingerprint() == without.fingerprint()
     write(tmp_path, "a\tB-per\n", "dev.conll")
     assert load_tagging(NER, tmp_path).fingerprint() != without.fingerprint()
-
-
-def test_tasks_are_named_in_any_case() -> None:
-    assert select_task("ner") is NER
-    with pytest.raises(ConfigError, match="task: got 'PSO', expected one of NER, POS; did you mean 'POS'"):
-        select_task("PSO")
 
 
 def test_wnut17_and_gum_are_read_whole(shared_data: Path, tmp_path: Path) -> None:

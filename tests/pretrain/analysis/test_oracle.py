@@ -11,9 +11,6 @@ from pretrain.method.electra import Electra
 from pretrain.method.losses import discriminator_loss
 from tests.pretrain.conftest import VOCABULARY
 
-CPU = torch.device("cpu")
-
-
 GRID = 100
 """Uniforms per sequence; a distribution over seven tokens is the share of them that draws each."""
 
@@ -45,7 +42,7 @@ def exact(model: Electra, batch: Batch, name: str) -> float:
 def test_the_distances_are_the_exact_divergences(make_electra: Callable[..., Electra], one_mask: Batch) -> None:
     model = make_electra(name="hp_loss")
     torch.nn.init.normal_(model.discriminator_predictions.dense_prediction.weight, std=3.0)
-    found = oracle_distance(model, [one_mask], CPU, candidates=GRID)
+    found = oracle_distance(model, [one_mask], candidates=GRID)
     assert found.keys() == {"p_G", "p_S"}
     expected = {name: exact(model, one_mask, name) for name in found}
     assert abs(expected["p_S"] - expected["p_G"]) > 0.05
@@ -56,4 +53,4 @@ def test_the_distances_are_the_exact_divergences(make_electra: Callable[..., Ele
 def test_without_a_learned_distribution_there_is_that_of_p_G_only(
     make_electra: Callable[..., Electra], batch: Batch
 ) -> None:
-    assert oracle_distance(make_electra(name="electra"), [batch], CPU).keys() == {"p_G"}
+    assert oracle_distance(make_electra(name="electra"), [batch]).keys() == {"p_G"}

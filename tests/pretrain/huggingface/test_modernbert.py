@@ -142,7 +142,9 @@ def test_rows_beyond_the_tokenizers_tokens_are_left_out(
 
 
 def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Path, shards_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"multiplied into its tables, .*; name the run folder that it was exported"):
+    with pytest.raises(
+        ConfigError, match=r"has tie_word_embeddings False, .*, or the run folder that it was exported from"
+    ):
         start(shards_folder, (str(exported),), preset="modern_tiny")
 
 
