@@ -9,7 +9,7 @@ and fine-tuning.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,17 @@ from pretrain.engine.plain import MOMENTS, Backend, Plain
 from pretrain.job.processes import World
 from pretrain.model.encoder import Stack
 
+Inputs = ParamSpec("Inputs")
+Output_co = TypeVar("Output_co", covariant=True)
 Model = TypeVar("Model", bound=nn.Module)
+Model_co = TypeVar("Model_co", covariant=True)
 Progress = TypeVar("Progress")
+
+
+class Runs(Protocol[Inputs, Output_co]):
+    """A model, typed by the signature of its forward."""
+
+    def forward(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class StepResult:
     """The step overflowed and the loss scale cannot fall: there is none, it is fixed, or it is at its minimum."""
 
 
-class Engine(Generic[Model]):
+class Engine(Generic[Model_co]):
     """A model under DeepSpeed, or at stage 0 under plain PyTorch.
 
     `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
@@ -54,11 +63,11 @@ class Engine(Generic[Model]):
         ConfigError: bf16 on a GPU without it, or the job needs DeepSpeed and it cannot be imported.
     """
 
-    module: Model
+    module: Model_co
     """The model itself, on its device and in its precision; called directly for evaluation."""
 
     def __init__(
-        self,
+        self: "Engine[Model]",
         model: Model,
         parameter_groups: Sequence[Mapping[str, Any]],
         config: EngineConfig,
@@ -86,7 +95,7 @@ class Engine(Generic[Model]):
         """Adam's step count: this run's updates, plus those of the run whose optimizer it started with, if any."""
         return int(next(iter(self.backend.adam.state.values()))["step"])
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: "Engine[Runs[Inputs, Output_co]]", *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co:
         """Returns the output of the model's forward, which holds the loss."""
         return self.backend.forward(*args, **kwargs)
 
@@ -177,8 +186,8 @@ def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
     Raises:
         ConfigError: on every rank, if no checkpoint is usable (see `checkpoint.all_valid`) or it is of another model.
     """
-    checkpoint = engine.world.on_first(lambda: newest_valid(folder))
-    state, extra = load(checkpoint) if checkpoint else (None, None)
+    loaded = engine.world.on_first(lambda: load(newest) if (newest := newest_valid(folder)) else None)
+    state, extra = loaded or (None, None)
     extra = engine.world.share(extra)
     if extra is None:
         return progress()
