@@ -17,8 +17,6 @@ INTACT, SWAPPED = 1, 0  # CoLA's labels: acceptable, unacceptable
 def write_task(text: str, folder: Path) -> None:
     """Makes an acceptability task from a text: writes its train.tsv and dev.tsv.
 
-    The columns are CoLA's, without header: source, label, mark ('*' if unacceptable) and sentence.
-
     Raises:
         ConfigError: the text holds too few sentences.
     """
@@ -28,10 +26,8 @@ def write_task(text: str, folder: Path) -> None:
             f"{folder}: got {len(rows)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words, expected at least"
             f" {DEV_SIZE + TRAIN_SIZE}; use a Python in which the project is installed with its dependencies"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, part in (("dev.tsv", rows[:DEV_SIZE]), ("train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])):
-        lines = (f"docs\t{label}\t{'' if label == INTACT else '*'}\t{sentence}\n" for label, sentence in part)
-        (folder / name).write_text("".join(lines), encoding="utf-8")
+    write_rows(folder / "dev.tsv", rows[:DEV_SIZE])
+    write_rows(folder / "train.tsv", rows[DEV_SIZE : DEV_SIZE + TRAIN_SIZE])
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -58,3 +54,10 @@ def swap_two_words(sentence: str, rng: random.Random) -> str:
     first, second = rng.choice(pairs)
     between = sentence[first.end() : second.start()]
     return sentence[: first.start()] + second[0] + between + first[0] + sentence[second.end() :]
+
+
+def write_rows(path: Path, rows: list[tuple[int, str]]) -> None:
+    """Writes rows with CoLA's columns, without header: source, label, mark ('*' if unacceptable) and sentence."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"docs\t{label}\t{'' if label == INTACT else '*'}\t{sentence}\n" for label, sentence in rows)
+    path.write_text("".join(lines), encoding="utf-8")

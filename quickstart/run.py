@@ -132,9 +132,9 @@ def run_stage(command: str) -> int:
 
 def summarize(seconds: dict[str, float]) -> int:
     """Prints results, times and where to look; returns 1 if a result is not as required."""
-    from quickstart.summary import show, table
+    from quickstart.summary import read_results, show, table
 
-    rows = table(RUN, SCORES)
+    rows = table(read_results(RUN, SCORES))
     (RUN / "gates.json").write_text(json.dumps([row._asdict() for row in rows]))
     print(
         f"\n{show(rows)}\n",

@@ -3,13 +3,26 @@
 import json
 import statistics
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from finetune.running.records import FILE_NAME, read_records
 from pretrain.training.run_log import read_records as read_log
 
 LEAST_AUC = 0.65
 MOST_OF_ENTROPY = 0.95  # an untrained discriminator has a loss of 1.00 entropies, yet an accuracy of 85%
+
+
+class Results(NamedTuple):
+    """Results of the quickstart's pre-training and fine-tuning runs."""
+
+    first: dict[str, Any]
+    last: dict[str, Any]
+    """The last record of the training log; `first` is its first."""
+    held_out: dict[str, Any]
+    """`metrics.json` of the evaluation."""
+    score_pretrained: float
+    """Matthews correlation, median over the seeds."""
+    score_untrained: float
 
 
 class Row(NamedTuple):
@@ -21,20 +34,23 @@ class Row(NamedTuple):
     passed: bool | None = None
 
 
-def table(run: Path, glue: Path) -> list[Row]:
-    """Returns all lines of the summary, with and without a requirement.
-
-    They come from the first and last records of the training log in `run`, the newest evaluation there, and the
-    results of fine-tuning in `glue`.
-    """
+def read_results(run: Path, glue: Path) -> Results:
+    """Collects the results from the folders of the pre-training run and of the fine-tuning runs."""
     log = read_log(run, "train")
-    first, last = log[0], log[-1]
     held_out = json.loads((run / "evaluation" / "metrics.json").read_text())
-    records = read_records(glue / FILE_NAME)
-    pretrained, untrained = (
-        statistics.median(one.last["dev"]["matthews"] for one in records if one.run.random_weights == random)
-        for random in (False, True)
-    )
+    pretrained, untrained = (median_score(glue, random_weights=random) for random in (False, True))
+    return Results(log[0], log[-1], held_out, pretrained, untrained)
+
+
+def median_score(glue: Path, random_weights: bool) -> float:
+    """Returns the median Matthews correlation over the seeds, of the pre-trained or the untrained model."""
+    records = [r for r in read_records(glue / FILE_NAME) if r.run.random_weights == random_weights]
+    return statistics.median(record.last["dev"]["matthews"] for record in records)
+
+
+def table(results: Results) -> list[Row]:
+    """Returns all lines of the summary, with and without a requirement."""
+    first, last, held_out = results.first, results.last, results.held_out
     share = held_out["discriminator_loss"] / held_out["discriminator_entropy"]
     shown = {
         "generator loss L_G": "generator_loss",
@@ -67,12 +83,12 @@ def table(run: Path, glue: Path) -> list[Row]:
             for name, value in held_out["estimate_correlation"].items()
         ),
         Row("acceptability (Matthews, median of the seeds)", ""),
-        Row("  the same head on an untrained encoder", f"{untrained:.3f}"),
+        Row("  the same head on an untrained encoder", f"{results.score_untrained:.3f}"),
         Row(
             "  pre-trained encoder",
-            f"{pretrained:.3f}",
+            f"{results.score_pretrained:.3f}",
             "above the untrained",
-            pretrained > untrained,
+            results.score_pretrained > results.score_untrained,
         ),
     ]
 

@@ -41,6 +41,9 @@ class _Settings(StrictConfig):
     """Settings read from a `config.json`; unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+    model_type: str
+    architectures: list[str] | None = None
+    tie_word_embeddings: bool = True
 
 
 _BOUNDED: dict[Any, Any] = {
@@ -242,7 +245,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
     for name, weight in weights.items():
         if weight.dtype not in EXACT:
-            raise ConfigError(f"model: {path} holds {name} as {weight.dtype}; save it as float32, bfloat16 or float16")
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ConfigError(f"model: {path} holds {name} as {kind}; save it as float32, bfloat16 or float16")
         if weight.numel() and not torch.stack(weight.aminmax()).isfinite().all():  # a tenth of isfinite's time
             raise ConfigError(f"model: {path} holds NaN or infinity in {name}, expected numbers; {AGAIN}")
     return weights

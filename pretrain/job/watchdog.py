@@ -209,7 +209,7 @@ class Watchdog:
 
     def _end(self, reason: Reason, sentence: str) -> NoReturn:
         """Prints and records why this process ends, with its innermost calls; ends it."""
-        stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread), limit=-6))
+        stack = "".join(traceback.format_stack(sys._current_frames().get(self._main_thread), limit=6))
         _say(f"{self._record.name} ends: {sentence}\n{self._record.name} is, after {self._where}, at\n{stack}")
         self.record(reason, EXIT_FAILED, sentence)
         os._exit(EXIT_FAILED)

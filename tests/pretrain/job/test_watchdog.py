@@ -42,14 +42,17 @@ def ended(process: Warm, within: float) -> str:
 def hangs(how: str, folder: Path) -> None:
     processes = two_ranks(WORKER, how, folder)
     wait_for_start(processes)
-    said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    try:
+        said = ended(processes[0], within=6 * HANG_TIMEOUT)
+    finally:
+        if how == "is frozen":
+            processes[1].kill()  # a frozen process cannot end by itself; launchers kill it
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
     assert "all_reduce" in said  # the place where it was waiting itself
     record = read_records(folder)[0]
     assert (record.exit_code, record.step) == (1, BAD_STEP) and "rank 1 on " in record.sentence, record
     if how == "is frozen":
-        processes[1].kill()  # a frozen process cannot end by itself; launchers kill it
         cause = first_cause(read_records(folder))
         assert cause and cause.rank == 1
     else:
