@@ -28,7 +28,7 @@ quickstart: $(INSTALLED)
 STUCK := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile $(STUCK) $(PYTEST)
+	$(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile $(STUCK) $(PYTEST)
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long -o timeout=1800 $(PYTEST)
