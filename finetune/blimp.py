@@ -1,15 +1,17 @@
 """Score models on BLiMP's minimal pairs (Warstadt et al., TACL 2020) without fine-tuning.
 
     python finetune/blimp.py exported/base
-    python finetune/blimp.py exported/base google/electra-base-generator --random_weights
+    python finetune/blimp.py exported/base runs/base --score discriminator generator likelihood
+    python finetune/blimp.py google/electra-base-discriminator --generator google/electra-base-generator \
+        --score likelihood --mask_share 0.15
 
-A model is right about a pair if it scores the acceptable sentence higher; ties count half. A discriminator's score is
-the sum of log P(original) over the tokens; a generator's or masked language model's is the sum of log P(token | the
-others), each token masked in turn (Salazar et al., ACL 2020). An exported folder is scored with its generator.
+A model is right about a pair if it scores the acceptable sentence higher; ties count half. A sentence's score is a sum
+over its tokens: of the discriminator's log P(original); of the generator's, or another masked language model's,
+log P(token | the others), each token masked in turn (Salazar et al., ACL 2020); or of the likelihood that both imply.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,11 +23,15 @@ class BlimpOptions(StrictConfig):
     """The command line of `blimp.py`."""
 
     models: Annotated[tuple[str, ...], POSITIONAL, Field(min_length=1)]
-    """exported folders, or hub names of stock Hugging Face ELECTRA"""
+    """runs, exported folders, or names of stock Hugging Face models"""
     data: Path = Path("data/blimp")
     """folder of BLiMP's .jsonl files, or of BLiMP.zip"""
-    discriminator_only: bool = False
-    """leave out an export's generator, which takes several times as long"""
+    score: tuple[Literal["discriminator", "generator", "likelihood"], ...] = ("discriminator", "generator")
+    """scores, of those a model has; the discriminator's alone takes a fraction of the others' time"""
+    generator: str | None = None
+    """generator of the models, if not inside their folder"""
+    mask_share: float | None = Field(default=None, gt=0, lt=1)
+    """share of tokens masked in training, for --score likelihood of models that do not record it"""
     random_weights: bool = False
     """score each model with untrained weights too"""
     output: Path = Path("runs/blimp")

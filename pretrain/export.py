@@ -62,7 +62,7 @@ def main(options: ExportOptions) -> None:
     if as_mpnet:
         export_mpnet(model, tokenizer, card, options.out)
     else:
-        export(model, description.pad_token_id, tokenizer, card, options.out)
+        export(model, description.pad_token_id, tokenizer, card, options.out, description.mask_share)
     averaged = f", averaged over {options.average} checkpoints" if options.average > 1 else ""
     print(f"exported step {step} of {options.run} to {options.out}{averaged}")
     if options.step is None and step < description.run.optim.steps:

@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import os
+import pydoc_data.topics
 import socket
 from pathlib import Path
 
@@ -49,3 +50,32 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("laptop")
     (folder / "sitecustomize.py").write_text(BLOCKED.format(packages=("deepspeed", "mpi4py", "megatron")))
     return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of Python's documentation: 300 word pieces, length 32, two shards, a tenth held out."""
+    from data_prep.build_shards import BuildOptions
+    from data_prep.build_shards import main as build_shards
+    from data_prep.train_vocab import VocabularyOptions
+    from data_prep.train_vocab import main as train_vocab
+
+    folder = tmp_path_factory.mktemp("shards")
+    text = folder / "raw"
+    text.mkdir()
+    topics = sorted(pydoc_data.topics.topics.items())
+    for number, part in enumerate((topics[::2], topics[1::2])):
+        (text / f"{number}.txt").write_text("\n\n".join(" ".join(topic.split())[:3000] for _, topic in part))
+    train_vocab(VocabularyOptions(input=(text,), output=folder / "vocab", size=300))
+    build_shards(
+        BuildOptions(
+            input=(text,),
+            output=folder / "shards",
+            vocab=str(folder / "vocab"),
+            seq_length=32,
+            held_out=0.1,
+            shard_mb=0.1,
+            workers=1,
+        )
+    )
+    return folder / "shards"

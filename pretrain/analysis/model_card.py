@@ -12,6 +12,8 @@ from pretrain.model.config import ElectraModelConfig
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
+CHANGES_Q = {"temperature", "forbid_original", "mixture"}
+"""Settings that change the sampler's distribution."""
 TASKS = {
     "AutoModel": "feature-extraction",
     "AutoModelForPreTraining": "feature-extraction",
@@ -62,6 +64,62 @@ with torch.no_grad():
 print(tokenizer.convert_ids_to_tokens(logits.topk(5).indices[0]))
 """,
 }
+LIKELIHOOD = """
+from torch.nn.functional import logsigmoid, softplus
+from transformers import AutoModelForMaskedLM
+
+# the log-likelihood of a sentence: the sum of log P(token | the others) that generator and discriminator imply
+generator = AutoModelForMaskedLM.from_pretrained(FOLDER, subfolder="generator"{code})
+{head}
+def log_likelihood(sentence, m={mask_share}):  # m: the share of tokens that were masked in training
+    ids = tokenizer(sentence, return_tensors="pt").input_ids
+    each = torch.arange(1, ids.shape[1] - 1)  # one row for each token, which is masked there
+    masked = ids.repeat(len(each), 1)
+    masked[each - 1, each] = tokenizer.mask_token_id
+    with torch.no_grad():
+        d = model(ids).logits.flatten()[each].double()
+        p = generator(masked).logits[each - 1, each].double().softmax(-1)
+{q}
+    of_tokens = each - 1, ids[0, each]
+    log_odds = torch.log(m * q_replacement[of_tokens]) - d - torch.log(1 - m + m * q_original[of_tokens])
+    return logsigmoid(log_odds).sum()
+
+
+print(log_likelihood("The quick brown fox jumps over the lazy dog."))
+"""
+"""The likelihood, `log_likelihood` of finetune/scoring.py, in plain transformers."""
+SAMPLING_HEADS = {
+    "electra": ("", "    q_original = q_replacement = p  # replacements were drawn from the generator"),
+    "hp_dist": (
+        """
+from safetensors.torch import load_file
+from transformers.utils import cached_file
+
+head = load_file(cached_file(FOLDER, "generator/sampling_head.safetensors"))
+generator.load_state_dict(head, strict=False)  # its scores are now the sampling head's
+
+""",
+        "    q_original = q_replacement = p  # replacements were drawn from it",
+    ),
+    "hp_loss": (
+        """
+from safetensors.torch import load_file
+from transformers.utils import cached_file
+
+sampler = AutoModelForMaskedLM.from_pretrained(FOLDER, subfolder="generator"{code})
+head = load_file(cached_file(FOLDER, "generator/sampling_head.safetensors"))
+sampler.load_state_dict(head, strict=False)  # its scores are now the sampling head's
+
+""",
+        """        z = sampler(masked).logits[each - 1, each].double()
+    weight = p * softplus(z)  # replacements were drawn in proportion to it; an original, to p * softplus(-z)
+    total = weight.sum(-1, keepdim=True) - p * z  # by the original token
+    q_original = (weight - p * z) / total
+    q_replacement = weight * ((p / total).sum(-1, keepdim=True) - p / total) / (1 - p)""",
+    ),
+}
+"""By objective: code that loads the sampling head, and that computes the sampler's probabilities of every token as the
+original and as a replacement."""
 
 
 def model_card(
@@ -88,6 +146,7 @@ def model_card(
     auto = f"AutoModelFor{auto.partition('For')[2]}"
     if as_mpnet:
         auto = auto.removesuffix("ForPreTraining")  # MPNet has no head of that kind
+    likelihood = "" if as_mpnet else _likelihood(description, code)
     scores = _scores(run, step, isinstance(config.objective, PredictionConfig)) if average == 1 else {}
     mean = f" The weights are the mean of {average} checkpoints up to this step." if average > 1 else ""
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
@@ -114,7 +173,7 @@ from transformers import {auto}, AutoTokenizer
 FOLDER = "."  # this folder, or its name on the hub
 model = {auto}.from_pretrained(FOLDER{code})
 tokenizer = AutoTokenizer.from_pretrained(FOLDER{no_code})
-{SNIPPETS[auto]}```
+{SNIPPETS[auto]}{likelihood}```
 
 It loads with transformers 5.{CARRIES if code else ""}
 
@@ -128,6 +187,16 @@ It loads with transformers 5.{CARRIES if code else ""}
 
 Made with {versions}.
 """
+
+
+def _likelihood(description: RunDescription, code: str) -> str:
+    """Returns code that computes a sentence's likelihood, if the objective draws replacements as the paper does."""
+    objective = description.run.objective
+    if objective.name not in SAMPLING_HEADS or objective != type(objective)(**objective.model_dump(exclude=CHANGES_Q)):
+        return ""
+    head, q = SAMPLING_HEADS[objective.name]
+    filled = LIKELIHOOD.replace("{head}", head).replace("{q}", q).replace("{code}", code)
+    return filled.replace("{mask_share}", f"{description.mask_share:.6f}")
 
 
 def _scores(run: Path, step: int, predicts: bool) -> dict[str, Any]:

@@ -6,23 +6,49 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from pydantic import Field
 from safetensors.torch import save_file
+from torch import nn
 
 from data_prep.tokens import SubwordTokenizer
-from foundation.config import ConfigError
+from foundation.config import ConfigError, StrictConfig
 from foundation.files import new_folder
 from pretrain.huggingface.conversion import PADDING, mpnet_weights, with_padding_at_1
 from pretrain.huggingface.folders import save_folder
-from pretrain.huggingface.modernbert import save_modernbert
+from pretrain.huggingface.modernbert import folded, save_modernbert
+from pretrain.method.hardness_prediction import HPDist, HPLoss, SamplingHead
 from pretrain.method.objective import Objective
+from pretrain.method.registry import BUILT_IN
 from pretrain.model.config import ElectraModelConfig, ModelConfig
+from pretrain.model.encoder import Encoder
 from pretrain.model.modern import ModernConfig
 
 TOKENIZER_SETTINGS = "tokenizer_config.json"
+SAMPLING = "replacement_sampling"
+"""Key of `Sampling` in a discriminator's `config.json`."""
+SAMPLING_HEAD = "sampling_head.safetensors"
+"""The sampling head, beside the generator's weights: under the names of the generator's own head, in whose place it
+computes z of HP_Loss, or HP_Dist's scores."""
+HEADS = ("generator_predictions.", "generator_lm_head.", "head.", "decoder.")
+"""Beginnings of the names of a vocabulary head's weights: ELECTRA's and ModernBERT's."""
 
 
-def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out: Path) -> None:
+class Sampling(StrictConfig):
+    """How the replacements were drawn that a discriminator was trained on, as an export records it."""
+
+    objective: str
+    mask_share: float = Field(gt=0, lt=1)
+    """Share of the word pieces that were masked."""
+    temperature: float = Field(default=1.0, gt=0)
+    forbid_original: bool = False
+    mixture: float = Field(default=0.0, ge=0, lt=1)
+
+
+def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out: Path, mask_share: float) -> None:
     """Writes an exported model with tokenizer and model card to the folder `out`."""
+    drawn = model.objective.model_dump(include=set(Sampling.model_fields))
+    sampling = Sampling(objective=model.objective.name, mask_share=mask_share, **drawn)
     subwords = SubwordTokenizer.load(tokenizer)
     with new_folder(out) as unfinished:
         for folder, (architecture, *_) in model.exports.items():
@@ -30,13 +56,26 @@ def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out:
             encoder: Any = modules["electra"]
             weights = modules.state_dict()
             settings: dict[str, Any] = {"model_max_length": encoder.config.max_position_embeddings}
+            record = {SAMPLING: sampling.model_dump()} if architecture == "ElectraForPreTraining" else {}
             if isinstance(encoder.config, ModernConfig):
                 settings["model_input_names"] = ["input_ids", "attention_mask"]
-                save_modernbert(unfinished / folder, architecture, encoder.config, weights, subwords.special)
+                save_modernbert(unfinished / folder, architecture, encoder.config, weights, subwords.special, record)
             else:
-                save_folder(unfinished / folder, architecture, encoder.config, weights, pad_token_id)
+                save_folder(unfinished / folder, architecture, encoder.config, weights, pad_token_id, record)
+            if folder == "generator" and isinstance(model, HPLoss | HPDist) and model.objective.name in BUILT_IN:
+                save_sampling_head(unfinished / folder, model, encoder)
             save_tokenizer(subwords, unfinished / folder, settings)
         (unfinished / "README.md").write_text(card)
+
+
+def save_sampling_head(folder: Path, model: SamplingHead, generator: Encoder) -> None:
+    """Writes the sampling head beside the generator's weights, with a bias of 0 if it has none."""
+    modules = {"generator_predictions": model.sampler_transform, "generator_lm_head": model.sampler_scores}
+    weights = nn.ModuleDict({"electra": generator, **modules}).state_dict()
+    weights.setdefault("generator_lm_head.bias", torch.zeros(generator.config.vocab_size))
+    named = folded(weights) if isinstance(generator.config, ModernConfig) else weights
+    head = {name: weight.contiguous() for name, weight in named.items() if name.startswith(HEADS)}
+    save_file(head, folder / SAMPLING_HEAD, {"format": "pt"})
 
 
 def save_tokenizer(tokenizer: SubwordTokenizer, folder: Path, settings: dict[str, Any]) -> None:

@@ -216,15 +216,15 @@ def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None)
         raise ConfigError(f"model: {path}: {error}; {AGAIN}") from None
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns a folder's weights by name, from `model.safetensors` or, if there is none, from `pytorch_model.bin`.
+def read_weights(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:
+    """Returns a folder's weights by name, from `file` or, if there is none, from `pytorch_model.bin`.
 
     Only tensors are unpickled.
 
     Raises:
         ConfigError: the file is missing or damaged, fp32 cannot hold its weights exactly, or some are not finite.
     """
-    path = next(filter(Path.is_file, (folder / "model.safetensors", folder / PICKLED)), None)
+    path = next(filter(Path.is_file, (folder / file, folder / PICKLED)), None)
     if path is None:
         parts = (folder / "model.safetensors.index.json").is_file()
         raise ConfigError(

@@ -5,6 +5,7 @@ default, a fresh sampling head starts with p_S = p_G. Added tokens and positions
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.conversion import CONVERTED, EMBEDDINGS, electra_settings, electra_weights
+from pretrain.huggingface.export import SAMPLING, SAMPLING_HEAD
 from pretrain.huggingface.folders import (
     fill,
     find_folder,
@@ -24,8 +26,8 @@ from pretrain.huggingface.folders import (
     read_encoder_config,
     read_weights,
 )
+from pretrain.huggingface.modernbert import HEADS, renamed, unfolded
 from pretrain.huggingface.modernbert import MODEL_TYPE as MODERN_TYPE
-from pretrain.huggingface.modernbert import unfolded
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
 from pretrain.model.encoder import EncoderSizes
@@ -85,7 +87,17 @@ def find_models(names: Sequence[str]) -> Donors:
     inside = donors[0].folder / "generator"
     if donors[0].role == "discriminator" and inside.is_dir():
         donors.insert(0, read_model(find_folder(inside), True))
+        if (inside / SAMPLING_HEAD).is_file():
+            objective = str(read_config(donors[1].folder).get(SAMPLING, {}).get("objective"))
+            donors.append(donors[0]._replace(role="sampling head", weights=partial(_head, inside), objective=objective))
     return tuple(donors)
+
+
+def _head(folder: Path) -> dict[str, Tensor]:
+    """Returns the weights of an exported sampling head by this project's names."""
+    names = {"generator_predictions.": "sampler_transform.", "generator_lm_head.": "sampler_scores."}
+    names |= {theirs: renamed(ours, names) for ours, theirs in HEADS.items() if ours.startswith("generator_")}
+    return {renamed(name, names): weight for name, weight in read_weights(folder, SAMPLING_HEAD).items()}
 
 
 def read_model(folder: Path, first_of_two: bool = False) -> Donor:

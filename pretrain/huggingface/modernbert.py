@@ -44,9 +44,16 @@ HEADS = {
 
 
 def save_modernbert(
-    folder: Path, architecture: str, config: ModernConfig, weights: Mapping[str, Tensor], special: SpecialTokens
+    folder: Path,
+    architecture: str,
+    config: ModernConfig,
+    weights: Mapping[str, Tensor],
+    special: SpecialTokens,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Writes `config.json` and `model.safetensors`; `weights` and `architecture` carry ELECTRA's names."""
+    """Writes `config.json` with these `settings` added, and `model.safetensors`; `weights` and `architecture` carry
+    ELECTRA's names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     stock = folded(weights)
     description = {
@@ -77,6 +84,7 @@ def save_modernbert(
         "global_rope_theta": config.global_theta,
         "local_rope_theta": config.local_theta,
         **{f"{kind}_token_id": number for kind, number in tokens(special).items()},
+        **settings,
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     contiguous = {name: weight.contiguous() for name, weight in stock.items()}
@@ -111,7 +119,7 @@ def unfolded(weights: Mapping[str, Tensor], role: str = "discriminator") -> dict
     """
     heads = {theirs: ours for ours, theirs in HEADS.items() if ours.startswith(role)}
     names = {theirs: f"electra.{ours}" for ours, theirs in NAMES.items()} | heads
-    bare = not any(name.startswith("model.") for name in weights)  # a `ModernBertModel`
+    bare = not any(name.startswith(("model.", "head.")) for name in weights)  # a `ModernBertModel`
     prefixed = {f"model.{name}" if bare else name: weight for name, weight in weights.items()}
     return {renamed(name, names): weight for name, weight in prefixed.items()}
 

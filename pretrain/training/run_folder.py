@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
+from data_prep.masking import mask_size
 from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError, StrictConfig, read_object
 from foundation.files import make_folder, write_atomically
@@ -82,6 +83,11 @@ class RunDescription(StrictConfig):
     hardware: str
     """The GPU, or the CPU's instruction set, of the first rank at the newest start."""
     versions: dict[str, str] = {}
+
+    @property
+    def mask_share(self) -> float:
+        """Share of the word pieces that are masked in a sequence of full length; [CLS] and [SEP] never are."""
+        return mask_size(self.seq_length) / (self.seq_length - (2 if self.one_segment else 3))
 
     @model_validator(mode="before")
     @classmethod

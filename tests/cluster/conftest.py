@@ -8,10 +8,9 @@ import pytest
 from tests.cluster.runs import LONGER, deepspeed, training
 from tests.cluster.two_hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
 from tests.finetune.conftest import cola_folder, squad_folder, stock_model
-from tests.pretrain.conftest import shards_folder
 from tests.warm import outputs, two_ranks
 
-__all__ = ["cola_folder", "shards_folder", "squad_folder", "stock_model"]
+__all__ = ["cola_folder", "squad_folder", "stock_model"]
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Small models, batches and shards for the tests of pre-training."""
 
 import os
-import pydoc_data.topics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.build_shards import BuildOptions
-from data_prep.build_shards import main as build_shards
-from data_prep.train_vocab import VocabularyOptions
-from data_prep.train_vocab import main as train_vocab
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.registry import BUILT_IN, load_objective, objective_class
@@ -103,30 +98,6 @@ def make_electra() -> Callable[..., Electra]:
         return model
 
     return make
-
-
-@pytest.fixture(scope="session")
-def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of Python's documentation: 300 word pieces, length 32, two shards, a tenth held out."""
-    folder = tmp_path_factory.mktemp("shards")
-    text = folder / "raw"
-    text.mkdir()
-    topics = sorted(pydoc_data.topics.topics.items())
-    for number, part in enumerate((topics[::2], topics[1::2])):
-        (text / f"{number}.txt").write_text("\n\n".join(" ".join(topic.split())[:3000] for _, topic in part))
-    train_vocab(VocabularyOptions(input=(text,), output=folder / "vocab", size=300))
-    build_shards(
-        BuildOptions(
-            input=(text,),
-            output=folder / "shards",
-            vocab=str(folder / "vocab"),
-            seq_length=32,
-            held_out=0.1,
-            shard_mb=0.1,
-            workers=1,
-        )
-    )
-    return folder / "shards"
 
 
 @pytest.fixture

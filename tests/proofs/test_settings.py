@@ -30,11 +30,9 @@ from pretrain.training.plan import make_plan
 from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
-from tests.pretrain.conftest import shards_folder
 from tests.pretrain.engine import engine_worker as worker
 from tests.proofs.extremes import TEXTS, assert_clear
 
-__all__ = ["shards_folder"]
 FP32 = REPOSITORY / "ds_configs/zero1_fp32.json"
 OPTIM = OptimConfig(lr=2e-4, steps=1000, warmup_steps=10)
 START = ("optim.steps=2", "optim.warmup_steps=1", "batch_size=4", "evaluate_sequences=4", "histogram_every=1")

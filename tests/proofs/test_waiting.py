@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.pretrain.conftest import shards_folder
 from tests.warm import run
-
-__all__ = ["shards_folder"]
 
 STEPS = 30
 NEVER = ("log_every=1000", "evaluate_every=1000", "checkpoint_every=1000", "histogram_every=1000")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.pretrain.conftest import launch, shards_folder
+from tests.pretrain.conftest import launch
 from tests.reliability.runs import Launch, alone, on_two_ranks
 
-__all__ = ["launch", "shards_folder"]
+__all__ = ["launch"]
 
 
 @pytest.fixture(scope="session")

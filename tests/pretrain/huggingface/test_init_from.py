@@ -57,7 +57,7 @@ def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electr
 
 
 def exported(model: Electra, shards: Path, out: Path) -> dict[str, dict[str, torch.Tensor]]:
-    export(model, 0, shards / "tokenizer", "", out)
+    export(model, 0, shards / "tokenizer", "", out, 0.15)
     return {"generator": read_weights(out / "generator"), "discriminator": read_weights(out)}
 
 
@@ -157,6 +157,25 @@ def test_the_new_sampling_head_samples_from_the_pairs_p_g(
     z = model.sampler_scores(model.sampler_transform(hidden), model.generator.embeddings.word_embeddings)
     logits = model.generator_lm_head(model.generator_predictions(hidden), model.generator.embeddings.word_embeddings)
     assert torch.equal(z, logits) if objective == "hp_dist" else not z.any()
+
+
+@pytest.mark.parametrize("preset", ["tiny", "modern_tiny"])
+@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
+def test_an_exported_sampling_head_starts_a_run_with_its_objective_bit_for_bit(
+    objective: str, preset: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    sizes = ("model.generator_hidden_size=128",) if preset == "modern_tiny" else ()  # a narrow one is folded
+    model = start(shards_folder, (), preset=preset, objective=objective, set=sizes)
+    for name, parameter in model.named_parameters():
+        if name.startswith("sampler_"):
+            torch.nn.init.normal_(parameter)
+    exported(model, shards_folder, tmp_path / "out")
+    again = start(shards_folder, (str(tmp_path / "out"),), preset=preset, objective=objective).state_dict()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again[name]), name
+    other = {"hp_loss": "hp_dist", "hp_dist": "hp_loss"}[objective]
+    fresh = start(shards_folder, (str(tmp_path / "out"),), preset=preset, objective=other).state_dict()
+    assert not torch.equal(fresh["sampler_transform.dense.weight"], again["sampler_transform.dense.weight"])
 
 
 def test_the_runs_model_has_the_pairs_sizes_and_its_own_dropout(

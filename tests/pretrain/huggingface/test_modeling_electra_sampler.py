@@ -122,7 +122,7 @@ def test_a_sequence_beyond_the_position_table_is_refused_in_words() -> None:
 def test_a_folder_carries_the_code_as_it_is_and_it_imports_torch_and_transformers_only(
     make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
 ) -> None:
-    export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out")
+    export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
     source = Path(exported.__file__).read_text()
     body = ast.parse(source).body
     imported = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
@@ -142,7 +142,7 @@ def test_weights_go_both_ways_to_the_bit(
 ) -> None:
     """Also in the layout of earlier exports, whose generator came without the output matrix."""
     model = make_electra().eval()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
     generator, loading = exported.ElectraSamplerForMaskedLM.from_pretrained(
         tmp_path / "out" / "generator", output_loading_info=True
     )

@@ -52,7 +52,7 @@ def modern() -> Electra:
 
 @pytest.fixture
 def exported(modern: Electra, tokenizer: Path, tmp_path: Path) -> Path:
-    export(modern, 0, tokenizer, "# card\n", tmp_path / "out")
+    export(modern, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
     return tmp_path / "out"
 
 
@@ -88,7 +88,7 @@ def test_of_separate_embeddings_the_discriminators_are_exported(sharing: str, to
     model = new_model("electra", MODERN.model_copy(update={"embedding_sharing": sharing})).eval()
     shared = model.generator.embeddings.word_embeddings.weight
     own = torch.nn.init.normal_(model.discriminator.embeddings.word_embeddings.weight)
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
     table = load_encoder(tmp_path / "out").embeddings.word_embeddings.weight
     assert torch.equal(table, shared + own if sharing == "gdes" else own)
 
@@ -107,7 +107,9 @@ def stock(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_a_stock_pair_starts_a_run_bit_for_bit(stock: tuple[str, str], shards_folder: Path, tmp_path: Path) -> None:
-    export(start(shards_folder, stock, preset="modern_tiny"), 0, shards_folder / "tokenizer", "", tmp_path / "out")
+    export(
+        start(shards_folder, stock, preset="modern_tiny"), 0, shards_folder / "tokenizer", "", tmp_path / "out", 0.15
+    )
     for folder, out in zip(stock, (tmp_path / "out" / "generator", tmp_path / "out"), strict=True):
         before, after = read_weights(Path(folder)), read_weights(out)
         before.pop("decoder.weight", None)  # the word embeddings a second time
@@ -190,7 +192,7 @@ def test_logits_and_loss_are_the_models_in_transformers_without_this_project(
 ) -> None:
     torch.manual_seed(0)
     model = new_model("hp_loss", MODERN.model_copy(update={"max_positions": 300})).eval()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out")
+    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
     lengths = torch.tensor([[1.0], [0.6], [0.1]])
     given = {
         str(length): {

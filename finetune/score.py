@@ -1,0 +1,77 @@
+"""Score any sentences with a pre-trained model: the log-likelihood and surprisal of each word, given all others.
+
+    python finetune/score.py exported/base sentences.txt > words.tsv
+    echo "The cat sat on the mat." | python finetune/score.py runs/base - --format json
+
+The input has one sentence per line. The output has a line per word, which spaces separate: sentence number, word,
+log-likelihood in nats, surprisal in bits; with `--format json` an object per sentence, which also has their sums. A sum
+over a sentence is a pseudo-log-likelihood: a product of the words' probabilities given all others is not a probability
+of the sentence.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from foundation.command_line import POSITIONAL, run_script
+from foundation.config import StrictConfig
+
+
+class ScoreOptions(StrictConfig):
+    """The command line of `score.py`."""
+
+    model: Annotated[str, POSITIONAL]
+    """run, exported folder, or name of a stock Hugging Face model"""
+    input: Annotated[str, POSITIONAL]
+    """file with one sentence per line; - is standard input"""
+    score: Literal["discriminator", "generator", "likelihood"] = "likelihood"
+    """as for blimp.py; the discriminator's is the log-probability that a word was not replaced"""
+    generator: str | None = None
+    """generator of the model, if not inside its folder"""
+    mask_share: float | None = Field(default=None, gt=0, lt=1)
+    """share of tokens masked in training, if the model does not record it"""
+    format: Literal["tsv", "json"] = "tsv"
+    """tab-separated values with a header, or one JSON object per line"""
+
+
+def main(options: ScoreOptions) -> None:
+    for line in lines(options):
+        print(line)
+
+
+def lines(options: ScoreOptions) -> Iterator[str]:
+    """Yields the lines of the output."""
+    import torch
+
+    from finetune.predictions import read_text
+    from finetune.scoring import open_scorer
+    from pretrain.model import cpu_ops
+
+    if not torch.cuda.is_available():
+        cpu_ops.use()
+    scorer = open_scorer(options.model, (options.score,), options.generator, options.mask_share)
+    sentences = {number: line for number, line in enumerate(read_text(options.input).splitlines(), 1) if line.strip()}
+    scores = scorer.scores(sentences.values()) if sentences else {}
+    if options.format == "tsv":
+        yield "sentence\tword\tlog_likelihood\tsurprisal"
+    for number, sentence in sentences.items():
+        words = scorer.words(sentence, scores[sentence][scorer.kinds[0]])
+        if options.format == "tsv":
+            yield from (f"{number}\t{word}\t{score:.6f}\t{bits(score):.6f}" for word, score in words)
+        else:
+            parts = [{"word": word, "log_likelihood": score, "surprisal": bits(score)} for word, score in words]
+            total = sum(score for _, score in words)
+            sums = {"sentence": number, "text": sentence, "log_likelihood": total, "surprisal": bits(total)}
+            yield json.dumps({**sums, "words": parts}, ensure_ascii=False)
+
+
+def bits(log_likelihood: float) -> float:
+    """Returns the surprisal in bits of a log-likelihood in nats."""
+    return float(-log_likelihood / np.log(2))
+
+
+if __name__ == "__main__":
+    run_script(main)

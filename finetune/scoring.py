@@ -1,0 +1,300 @@
+"""Scores sentences, token by token, with pre-trained models and without fine-tuning.
+
+- `discriminator`: the discriminator's log P(original);
+- `generator`: log p_G of each token, masked in turn (Salazar et al., ACL 2020), as of any masked language model;
+- `likelihood`: log p(x) of each token x given the others, in closed form from both models. Of m, the share of masked
+  positions, q_o and q_r, the probabilities that the sampler draws x where x or another token is the original, and the
+  discriminator's logit d,
+
+      P(x is shown and original) = p(x) (1 - m + m q_o),   P(x is shown and replaced) = (1 - p(x)) m q_r,
+
+  and exp(d) is their ratio, so p(x) = m q_r e^-d / (1 - m + m q_o + m q_r e^-d). For small q this is Electric's score,
+  log q - d + log m/(1 - m) (Clark et al., EMNLP 2020).
+
+Shape letters: B sentences, L length, T tokens between [CLS] and [SEP], H hidden size, V vocabulary, X any leading
+dimensions.
+"""
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from finetune.running.model_folder import load_tokenizer
+from foundation.command_line import print_warning
+from foundation.config import ConfigError, shown
+from pretrain.huggingface.export import SAMPLING, SAMPLING_HEAD, Sampling, export
+from pretrain.huggingface.folders import fill, find_folder, read_any_config, read_config, read_weights
+from pretrain.huggingface.init_from import WORDS
+from pretrain.huggingface.modernbert import unfolded
+from pretrain.model.config import ElectraModelConfig, ModernModelConfig
+from pretrain.model.encoder import Encoder
+from pretrain.model.modern import ModernConfig
+from pretrain.training.models import is_run, load_trained
+from pretrain.training.run_folder import read_run
+
+Kind = Literal["discriminator", "generator", "likelihood"]
+"""Kinds of score, in nats per token."""
+TOKENS_PER_BATCH = 8192
+"""Tokens per batch; a base model then needs half a gigabyte for activations."""
+ROWS = 128
+"""Predictions at a time, in float64: 30 MB per term at 30,522 tokens."""
+P_G = "electra"
+"""The objective whose replacements are drawn from p_G."""
+
+
+class Draws(NamedTuple):
+    """Log-probabilities of the shown tokens x, [X], at masked positions."""
+
+    log_p_G_X: Tensor
+    log_q_original_X: Tensor
+    """That the sampler draws x where x is the original."""
+    log_q_replacement_X: Tensor
+    """That it draws x where another token is, on average over p_G."""
+
+
+def log_likelihood(d_X: Tensor, draws: Draws, mask_share: float) -> Tensor:
+    """Returns log p(x) of the shown tokens, [X]; it is finite for every finite d and log q."""
+    log_m = torch.tensor(mask_share, dtype=d_X.dtype).log()
+    log_replaced_X = log_m + draws.log_q_replacement_X - d_X
+    return F.logsigmoid(log_replaced_X - torch.log1p(mask_share * draws.log_q_original_X.expm1()))
+
+
+def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Tensor | None) -> Draws:
+    """Returns the probabilities of the tokens `ids` under a sampler with these scores of its sampling head, if any.
+
+    Where x is drawn in proportion to a weight that depends on whether it is the original (HP_Loss; `forbid_original`),
+    the probability also depends on the original y, through the sum of the weights: its mean over y != x from p_G
+    serves. The likelihood is then exact if p_G is.
+    """
+    x_X1 = ids_X[..., None]
+    weight_XV = log_p_G_XV / sampling.temperature
+    original_XV = None  # as `weight_XV`
+    if head_XV is not None and sampling.objective == "hp_loss":
+        original_XV = weight_XV + F.softplus(-head_XV).log()
+        weight_XV = weight_XV + F.softplus(head_XV).log()
+    elif head_XV is not None:
+        p_S_XV = (head_XV / sampling.temperature).softmax(-1)
+        weight_XV = (p_S_XV + sampling.mixture * (log_p_G_XV.exp() - p_S_XV)).log()
+    if sampling.forbid_original:
+        original_XV = torch.full_like(weight_XV, -torch.inf)
+    log_p_G_X = log_p_G_XV.gather(-1, x_X1)[..., 0]
+    if original_XV is None:
+        log_q_X = weight_XV.gather(-1, x_X1)[..., 0] - weight_XV.logsumexp(-1)
+        return Draws(log_p_G_X, log_q_X, log_q_X)
+    total_XV = torch.logaddexp(log_sum_of_others(weight_XV), original_XV)  # by the original
+    mean_XV = log_sum_of_others(log_p_G_XV - total_XV) - log_sum_of_others(log_p_G_XV)
+    of_x = (original_XV - total_XV).gather(-1, x_X1), (weight_XV + mean_XV).gather(-1, x_X1)
+    return Draws(log_p_G_X, *(log_q_X1[..., 0] for log_q_X1 in of_x))
+
+
+def log_sum_of_others(log_XV: Tensor) -> Tensor:
+    """Returns log sum_{v != x} exp(log_v) for every x, [X, V], without cancellation."""
+    top_X1, total_X1 = log_XV.argmax(-1, keepdim=True), log_XV.logsumexp(-1, keepdim=True)
+    without_top_X1 = log_XV.scatter(-1, top_X1, -torch.inf).logsumexp(-1, keepdim=True)
+    return (total_X1 + torch.log1p(-(log_XV - total_X1).exp())).scatter(-1, top_X1, without_top_X1)
+
+
+class Scorer(NamedTuple):
+    """The models of a folder and the scores that they give."""
+
+    name: str
+    discriminator: Any
+    """`nn.ModuleDict` of encoder and head, or `None`."""
+    generator: Any
+    """`nn.ModuleDict` of encoder, head and sampling head, if any, or `None`."""
+    sampling: Sampling | None
+    """How replacements were drawn; needed for the likelihood."""
+    tokenizer: Any
+    kinds: tuple[Kind, ...]
+
+    def scores(self, sentences: Iterable[str]) -> dict[str, dict[Kind, np.ndarray]]:
+        """Returns each sentence's scores by kind, in nats, float64 [T]; sentences with equal tokens have equal scores.
+
+        Raises:
+            ConfigError: a sentence has more tokens than a model has positions.
+        """
+        tokens = {sentence: tuple(self.tokenizer(sentence)["input_ids"]) for sentence in sentences}
+        longest = max(tokens, key=lambda sentence: len(tokens[sentence]))
+        models = [model for model in (self.discriminator, self.generator) if model is not None]
+        positions = min(model["electra"].config.max_position_embeddings for model in models)
+        if len(tokens[longest]) > positions:
+            raise ConfigError(
+                f"data: {shown(longest)} has {len(tokens[longest])} tokens; expected at most {positions}, the positions"
+                f" of {self.name}; leave it out"
+            )
+        scores: dict[tuple[int, ...], dict[Kind, np.ndarray]] = {}
+        device = next(models[0].parameters()).device
+        batches = [*batches_by_length({*tokens.values()})]
+        for batch in tqdm(batches, desc=self.name, unit=" batches", disable=None, leave=False):
+            found = self.score(torch.tensor(batch, device=device))
+            for row, ids in enumerate(batch):
+                scores[ids] = {kind: score_BT[row].cpu().numpy() for kind, score_BT in found.items()}
+        return {sentence: scores[ids] for sentence, ids in tokens.items()}
+
+    @torch.inference_mode()
+    def score(self, ids_BL: Tensor) -> dict[Kind, Tensor]:
+        """Returns the scores [B, T] by kind of rows of ids [B, L] without padding."""
+        found: dict[Kind, Tensor] = {}
+        if self.discriminator is not None:
+            d_BT = self.discriminator["discriminator_predictions"](hidden(self.discriminator, ids_BL))[:, 1:-1].double()
+            found["discriminator"] = F.logsigmoid(-d_BT)
+        if self.generator is not None:
+            draws = self.draws(ids_BL)
+            found["generator"] = found["likelihood"] = draws.log_p_G_X
+            if self.discriminator is not None and self.sampling is not None:
+                found["likelihood"] = log_likelihood(d_BT, draws, self.sampling.mask_share)
+        return {kind: found[kind] for kind in self.kinds}
+
+    def draws(self, ids_BL: Tensor) -> Draws:
+        """Returns the probabilities of the tokens, each [B, T], with one token at a time masked."""
+        sampling = self.sampling or Sampling(objective=P_G, mask_share=0.5)  # no discriminator: log p_G alone is used
+        columns = []
+        for position in range(1, ids_BL.shape[1] - 1):
+            masked_BL = ids_BL.clone()
+            masked_BL[:, position] = self.tokenizer.mask_token_id
+            hidden_BH = hidden(self.generator, masked_BL)[:, position]
+            parts = []
+            for part_XH, ids_X in zip(hidden_BH.split(ROWS), ids_BL[:, position].split(ROWS), strict=True):
+                log_p_G_XV = vocabulary_scores(self.generator, part_XH).log_softmax(-1)
+                has_head = "sampling_head" in self.generator
+                head_XV = vocabulary_scores(self.generator["sampling_head"], part_XH) if has_head else None
+                parts.append(draws_of(log_p_G_XV, ids_X, sampling, head_XV))
+            columns.append(Draws(*map(torch.cat, zip(*parts, strict=True))))
+        return Draws(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+
+    def words(self, sentence: str, score_T: np.ndarray) -> list[tuple[str, float]]:
+        """Returns the words of a sentence, which spaces separate, each with the sum of its tokens' scores."""
+        words = [*re.finditer(r"\S+", sentence)]
+        ends = [word.end() for word in words]
+        spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"][1:-1]
+        place_T = np.searchsorted(ends, [end for _, end in spans])
+        sums = np.bincount(place_T, weights=score_T, minlength=len(words))
+        return [(word[0], float(total)) for word, total in zip(words, sums, strict=True)]
+
+
+def hidden(model: nn.ModuleDict, ids_BL: Tensor) -> Tensor:
+    hidden_BLH: Tensor = model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
+    return hidden_BLH
+
+
+def vocabulary_scores(head: nn.ModuleDict, hidden_XH: Tensor) -> Tensor:
+    """Returns a vocabulary head's scores in float64, [X, V]."""
+    scores_XV: Tensor = head["generator_lm_head"](head["generator_predictions"](hidden_XH))
+    return scores_XV.double()
+
+
+def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Yields batches of sequences of equal length, so that none is padded."""
+    for length, group in groupby(sorted(sequences, key=lambda one: (len(one), one)), key=len):
+        alike, size = list(group), max(1, TOKENS_PER_BATCH // length)
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+
+
+def open_scorer(
+    name: str,
+    kinds: Collection[Kind],
+    generator: str | None = None,
+    mask_share: float | None = None,
+    random_weights: bool = False,
+) -> Scorer:
+    """Opens the models of a run, of an export, or of a Hugging Face folder with its `generator`, on the GPU if any.
+
+    `mask_share` is for a discriminator whose folder does not record it. A masked language model's likelihood is its
+    generator's score. With `random_weights`, the models are untrained.
+
+    Raises:
+        ConfigError: there is no such model or no generator that fits, or the share of masked tokens is unknown.
+    """
+    if is_run((name,)):
+        run, description = Path(name), read_run(Path(name))
+        with TemporaryDirectory() as place:
+            model, exported = load_trained(run)[0], Path(place) / "model"
+            export(model, description.pad_token_id, run / "tokenizer", "", exported, description.mask_share)
+            return open_scorer(str(exported), kinds, generator, mask_share, random_weights)._replace(name=name)
+    folder = find_folder(name)
+    first, tokenizer = read_model(folder, random_weights), load_tokenizer(folder)
+    label = f"{name} (random weights)" if random_weights else name
+    if "discriminator_predictions" not in first:
+        chosen = tuple(dict.fromkeys(kind for kind in kinds if kind != "discriminator"))
+        return Scorer(label, None, first, None, tokenizer, chosen or ("generator",))
+    inside = find_folder(generator) if generator else folder / "generator"
+    predicts = inside.is_dir() and {*kinds} != {"discriminator"}
+    if not predicts and ("likelihood" in kinds or "discriminator" not in kinds):
+        raise ConfigError(f"score: got {' '.join(kinds)}, but {name} has no generator inside; add --generator FOLDER")
+    sampling = sampling_of(folder, mask_share) if "likelihood" in kinds else None
+    if not predicts:
+        return Scorer(label, first, None, None, tokenizer, ("discriminator",))
+    second = read_model(inside, random_weights)
+    if "generator_lm_head" not in second or load_tokenizer(inside).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(f"generator: {inside} is not a masked language model with the vocabulary of {name}; name one")
+    if sampling and sampling.objective != P_G and "sampling_head" not in second:
+        print_warning(
+            f"{name} was trained with {sampling.objective}, and its sampling head is missing: its likelihood is that of"
+            " replacements drawn from p_G",
+            to=sys.stderr,
+        )
+    return Scorer(label, first, second, sampling, tokenizer, tuple(kinds))
+
+
+def sampling_of(folder: Path, mask_share: float | None) -> Sampling:
+    """Returns how replacements were drawn for the discriminator in this folder; unless it records that, from p_G.
+
+    Raises:
+        ConfigError: the share of masked tokens is neither recorded nor given.
+    """
+    recorded = read_config(folder).get(SAMPLING)
+    if recorded is not None:
+        return Sampling.from_values(recorded, f"model: {folder / 'config.json'}: {SAMPLING}")
+    if mask_share is None:
+        raise ConfigError(
+            f"mask_share: {folder} does not record the share of tokens that were masked in training; add --mask_share,"
+            " 0.15 for most models"
+        )
+    return Sampling(objective=P_G, mask_share=mask_share)
+
+
+def read_model(folder: Path, random_weights: bool) -> nn.ModuleDict:
+    """Returns the model in a folder, in evaluation mode: `electra` and its head, `discriminator_predictions` or
+    `generator_predictions` and `generator_lm_head`; with it the `sampling_head`, if any.
+
+    Raises:
+        ConfigError: it is neither a discriminator nor a generator, or its weights do not fit.
+    """
+    config, weights = read_any_config(folder), read_weights(folder)
+    modern = isinstance(config, ModernConfig)
+    parts = (ModernModelConfig if modern else ElectraModelConfig).parts
+    detects = any(name.startswith(("discriminator_predictions.", "classifier.")) for name in weights)
+    role = "discriminator" if detects else "generator"
+    own = unfolded(weights, role) if modern else weights
+    if not any(name.startswith(f"{role}_predictions.") for name in own):
+        raise ConfigError(f"models: {folder} has no pre-training head; expected an export, not a fine-tuned model")
+    encoder: Encoder = parts.encoder(config)
+    model, words = nn.ModuleDict({"electra": encoder}), encoder.embeddings.word_embeddings
+
+    def head(weights: dict[str, Tensor]) -> dict[str, nn.Module]:
+        scores = nn.Linear(words.weight.shape[1], config.vocab_size)
+        nn.init.zeros_(scores.bias)
+        if weights.setdefault("generator_lm_head.weight", own[WORDS]) is own[WORDS]:
+            scores.weight = words.weight
+        return {"generator_predictions": parts.transform(config), "generator_lm_head": scores}
+
+    model.update({"discriminator_predictions": parts.detector(config)} if detects else head(own))
+    if not random_weights:
+        fill(model, own, folder)
+    if not detects and (folder / SAMPLING_HEAD).is_file():
+        weights = read_weights(folder, SAMPLING_HEAD)
+        weights = unfolded(weights, "generator") if modern else weights
+        model["sampling_head"] = nn.ModuleDict(head(weights))
+        if not random_weights:
+            fill(model["sampling_head"], weights, folder)
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
