@@ -39,6 +39,15 @@ def test_fp32_products_are_onednns_only_where_these_are_faster(
     assert ops.attend is cpu_ops.attend
 
 
+def test_layers_compute_all_tokens_and_at_most_127_paddings() -> None:
+    visible_BL = torch.arange(64) < torch.tensor([64, 50, 31, 64, 1, 9])[:, None]
+    places_T = cpu_ops.tokens_of(visible_BL)
+    assert places_T is not None and len(places_T) == 256  # for 219 tokens
+    assert (places_T.diff() > 0).all() and visible_BL.flatten()[places_T].sum() == 219
+    visible_BL[1:3] = True  # 266 tokens are 384 rows, as many as there are positions
+    assert cpu_ops.tokens_of(visible_BL) is None
+
+
 def test_each_replaces_its_plain_form(in_use: None) -> None:
     for form in FORMS:
         assert getattr(ops, form.__name__) is form
