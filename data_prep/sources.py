@@ -13,8 +13,9 @@ from foundation.files import require_file_or_folder
 HUB = "hub:"
 """Beginning of a dataset's name: `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
-# WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2.
-_TEXT_SUFFIX = re.compile(r"|\.(txt|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
+# WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2, BabyLM's text
+# ....train.
+_TEXT_SUFFIX = re.compile(r"|\.(txt|train|json|jsonl|ndjson|parquet|xml(-p\d+p\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)

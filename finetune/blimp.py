@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_script
+from foundation.command_line import POSITIONAL, Metavar, run_script
 from foundation.config import StrictConfig
 
 
@@ -26,8 +26,11 @@ class BlimpOptions(StrictConfig):
     """runs, exported folders, or names of stock Hugging Face models"""
     data: Path = Path("data/blimp")
     """folder of BLiMP's .jsonl files, or of BLiMP.zip"""
-    score: tuple[Literal["discriminator", "generator", "likelihood"], ...] = ("discriminator", "generator")
-    """scores, of those a model has; the discriminator's alone takes a fraction of the others' time"""
+    score: Annotated[tuple[Literal["discriminator", "generator", "likelihood"], ...], Metavar("KIND")] = (
+        "discriminator",
+        "generator",
+    )
+    """scores: discriminator, generator, likelihood; the first takes a fraction of the others' time"""
     generator: str | None = None
     """generator of the models, if not inside their folder"""
     mask_share: float | None = Field(default=None, gt=0, lt=1)

@@ -99,8 +99,7 @@ def evaluate(
             for kind in scorer.kinds:
                 good_P = np.array([scores[pair.good][kind].sum() for pair in pairs])
                 bad_P = np.array([scores[pair.bad][kind].sum() for pair in pairs])
-                alone = kind == "discriminator" or scorer.discriminator is None
-                label = scorer.name if alone else f"{scorer.name}/{kind}"
+                label = f"{scorer.name} {kind}"
                 right[label] = (good_P > bad_P) + 0.5 * (good_P == bad_P)
                 results[label] = accuracies(right[label], pairs)
     output.mkdir(parents=True, exist_ok=True)

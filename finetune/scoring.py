@@ -36,6 +36,7 @@ from pretrain.huggingface.export import SAMPLING, SAMPLING_HEAD, Sampling, expor
 from pretrain.huggingface.folders import fill, find_folder, read_any_config, read_config, read_weights
 from pretrain.huggingface.init_from import WORDS
 from pretrain.huggingface.modernbert import unfolded
+from pretrain.model import ops
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig
 from pretrain.model.encoder import Encoder
 from pretrain.model.modern import ModernConfig
@@ -282,7 +283,7 @@ def read_model(folder: Path, random_weights: bool) -> nn.ModuleDict:
     model, words = nn.ModuleDict({"electra": encoder}), encoder.embeddings.word_embeddings
 
     def head(weights: dict[str, Tensor]) -> dict[str, nn.Module]:
-        scores = nn.Linear(words.weight.shape[1], config.vocab_size)
+        scores = ops.Linear(words.weight.shape[1], config.vocab_size)
         nn.init.zeros_(scores.bias)
         if weights.setdefault("generator_lm_head.weight", own[WORDS]) is own[WORDS]:
             scores.weight = words.weight

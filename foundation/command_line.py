@@ -295,11 +295,12 @@ def _add_option(parser: argparse._ActionsContainer, name: str, field: FieldInfo)
         return
     if annotation is bool:
         settings["nargs"] = 0
+    elif own := [mark for mark in field.metadata if isinstance(mark, Metavar)]:
+        settings["metavar"] = own[0]
     elif get_origin(annotation) is Literal:
         settings["metavar"] = "|".join(str(choice) for choice in get_args(annotation))
     else:
-        own = [mark for mark in field.metadata if isinstance(mark, Metavar)]
-        settings["metavar"] = own[0] if own else _METAVARS.get(annotation, "VALUE")
+        settings["metavar"] = _METAVARS.get(annotation, "VALUE")
     action = "extend" if settings.get("nargs") == "+" else _Once
     parser.add_argument(f"--{name}", action=action, required=field.is_required(), **settings)
 

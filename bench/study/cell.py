@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from bench.study.commands import Commands, cell_name
-from bench.study.file import Probe, Row, Study
+from bench.study.file import Probe, Row, Study, blimp_measure
 from bench.study.jobs import JobRecord, Jobs
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile
@@ -126,8 +126,9 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
     numbers |= run_numbers(json.loads((run / "evaluation/metrics.json").read_text()))
     numbers["unigram entropy"] = unigram_entropy(output / "shards/held_out")
     if study.blimp:
-        of_fields, examples["BLiMP"] = blimp_numbers(output / "blimp" / name)
-        numbers |= of_fields
+        for measure, of_fields, columns in blimp_numbers(output / "blimp" / name):
+            numbers |= of_fields
+            examples[measure] = columns
     for probe in study.probes:
         numbers[probe.measure], examples[probe.measure] = probe_numbers(output / "probes" / name / probe.folder, probe)
     return CellResult(
@@ -159,6 +160,8 @@ def crossed_numbers(
     with np.load(folder / "crossing.npz") as file:
         sums_ECS = file["sums"]
     own, other = str(output / "runs" / name), str(output / "runs" / reference)
+    if not any(entry["sampler"] == own for entry in entries):  # a masked language model
+        return {}, {}
     learned = [entry["distribution"] for entry in entries if entry["sampler"] == own][-1]
     places = {"difficulty": (other, own, learned), "frozen": (own, other, replacements), "own": (own, own, learned)}
     numbers: dict[str, float | None] = {}
@@ -184,6 +187,9 @@ def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
     """Returns the numbers of a run's own evaluation: of its generator, of the sampling distribution it trained on, and
     the correlation of the sampling head's estimate with the actual loss.
     """
+    predicted = {"MLM loss": metrics["mlm_loss"], "MLM accuracy": metrics["mlm_accuracy"]}
+    if not metrics.get("detection"):
+        return predicted
     learned = [*metrics["detection"]][-1]
     intervals = {
         "entropy": metrics["entropy"][learned],
@@ -196,11 +202,7 @@ def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
         intervals[f"KL to the oracle, {name}"] = value
     for group, value in metrics["estimate_quality"].get("pearson", {}).items():
         intervals[f"correlation of the estimate, {group}"] = value
-    return {
-        "MLM loss": metrics["mlm_loss"],
-        "MLM accuracy": metrics["mlm_accuracy"],
-        **{name: value and value[0] for name, value in intervals.items()},
-    }
+    return predicted | {name: value and value[0] for name, value in intervals.items()}
 
 
 def unigram_entropy(shards: Path) -> float:
@@ -215,12 +217,17 @@ def unigram_entropy(shards: Path) -> float:
     return float(-(share * np.log(share)).sum())
 
 
-def blimp_numbers(folder: Path) -> tuple[dict[str, float | None], dict[str, PackedArray]]:
-    """Returns the percentage of minimal pairs scored right, overall and by field, and the result of each pair."""
-    scores = next(iter(json.loads((folder / "blimp.json").read_text())["models"].values()))
-    numbers = {f"BLiMP {field}": value[0] for field, value in scores["field"].items()}
+def blimp_numbers(folder: Path) -> Iterator[tuple[str, dict[str, float | None], dict[str, PackedArray]]]:
+    """Yields for each kind of score the name of its measure, the percentage of minimal pairs that it gets right,
+    overall and by field, and the result of each pair.
+    """
     with np.load(folder / "blimp.npz") as file:
-        return {"BLiMP": scores["all"]["all"][0], **numbers}, {"right": PackedArray.pack(2 * file["right"][0])}
+        right_SP = 2 * file["right"]
+    models = json.loads((folder / "blimp.json").read_text())["models"]
+    for (label, scores), right_P in zip(models.items(), right_SP, strict=True):
+        measure = blimp_measure(label.rpartition(" ")[2])
+        numbers = {f"{measure}, {field}": value[0] for field, value in scores["field"].items()}
+        yield measure, {measure: scores["all"]["all"][0], **numbers}, {"right": PackedArray.pack(right_P)}
 
 
 def probe_numbers(folder: Path, probe: Probe) -> tuple[float, dict[str, PackedArray]]:

@@ -59,9 +59,10 @@ class Commands:
         yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}")
         if self.study.blimp:
             data = shlex.quote(str(self.sources.blimp))
+            kinds = self.study.blimp if row.has_generator else ("discriminator",)
             yield Job(
                 f"blimp-{name}",
-                f"python finetune/blimp.py {exported} --discriminator_only --data {data}"
+                f"python finetune/blimp.py {exported} --score {' '.join(kinds)} --data {data}"
                 f" --output {self.output}/blimp/{name}",
             )
         for probe in self.study.probes:

@@ -41,11 +41,12 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
         return ResampledStatistic(value, np.full(RESAMPLES, value))
     probe = next((probe for probe in study.probes if probe.measure == measure), None)
     place, _, what = measure.rpartition(" ")
-    columns = {name: part.unpack() for name, part in cell.examples[measure if probe or not place else place].items()}
+    stored = cell.examples[place if measure not in cell.examples else measure]
+    columns = {name: part.unpack() for name, part in stored.items()}
     if probe:
         answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
         resampled_R = 100 * np.mean([resampled(answer, probe.metric) for answer in answers], axis=0)
-    elif measure == "BLiMP":
+    elif place == "BLiMP" or measure == "BLiMP":
         resampled_R = resample(np.stack((50 * columns["right"], np.ones_like(columns["right"]))), mean).resampled_R
     elif what == "AUC":
         groups = (
@@ -63,8 +64,9 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
 def passes(cell: CellResult, study: Study) -> bool:
     """Returns whether a cell passes the gates, that is, has learned enough for its numbers to mean something."""
     mlm, entropy, share = (
-        math.nan if (number := cell.numbers[name]) is None else number
+        math.nan if number is None else number
         for name in ("MLM loss", "unigram entropy", "own loss over entropy")
+        for number in [cell.numbers.get(name, -math.inf)]  # a masked language model detects nothing
     )
     learned = not study.row(cell.row).has_generator or entropy - mlm > study.gates.mlm_gain
     return learned and share < study.gates.loss_over_entropy

@@ -126,6 +126,11 @@ class Prediction(StrictConfig):
         return -inf if low is None else low, inf if high is None else high
 
 
+def blimp_measure(kind: str) -> str:
+    """Returns the name of BLiMP's measure by this kind of score."""
+    return "BLiMP" if kind == "discriminator" else f"BLiMP {kind}"
+
+
 class Study(StrictConfig):
     """A study: every row is trained with every seed."""
 
@@ -148,8 +153,8 @@ class Study(StrictConfig):
     """sequences of every evaluation"""
     oracle_sequences: int = Field(default=0, ge=0, le=4096)
     """sequences on which the distance from the oracle's distribution is measured"""
-    blimp: bool = True
-    """score BLiMP"""
+    blimp: tuple[Literal["discriminator", "generator", "likelihood"], ...] = ("discriminator",)
+    """scores on BLiMP, as `--score` of blimp.py; likelihoods of a sampler from a file are those of p_G"""
     probes: tuple[Probe, ...] = ()
     gates: Gates = Gates()
     measures: tuple[str, ...]
@@ -193,7 +198,7 @@ class Study(StrictConfig):
         crossed = [
             f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
         ]
-        return [*crossed, *(["BLiMP"] if self.blimp else []), *(probe.measure for probe in self.probes)]
+        return [*crossed, *map(blimp_measure, self.blimp), *(probe.measure for probe in self.probes)]
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

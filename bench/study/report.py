@@ -69,7 +69,9 @@ def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> It
         + f"\n\nMinus {study.baseline}, then further rows of the predictions:\n\n"
         + effects(measured, [*against, *others], SAMPLER)
     )
-    if fields := sorted({name for cell in cells.values() for name in cell.numbers if name.startswith("BLiMP ")}):
+    if fields := sorted(
+        {name for cell in cells.values() for name in cell.numbers if name.startswith("BLiMP") and "," in name}
+    ):
         shown = [[row.name, *(spread(cells, row.name, name) for name in fields)] for row in ran]
         yield "## BLiMP by field\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *fields), shown)
     yield "## Costs\n\n" + costs(study, cells)
@@ -100,7 +102,7 @@ def references(study: Study, cells: Cells) -> Iterator[str]:
 
     Arithmetic differs between machines, so a reference trained on another machine draws other replacements.
     """
-    draws = {key: cell.examples["frozen"]["replaced"].data for key, cell in cells.items()}
+    draws = {key: cell.examples["frozen"]["replaced"].data for key, cell in cells.items() if "frozen" in cell.examples}
     found = list(dict.fromkeys(draws.values()))
     if len(found) > 1:
         rows = [

@@ -22,12 +22,17 @@ STUDY = {
     "steps": 6,
     "warmup_steps": 1,
     "set": ["batch_size=8"],
-    "rows": [{"name": "base", "row": "ELECTRA"}, {"name": "HP_Loss b=1", "row": "HP_Loss + Focal"}],
+    "rows": [
+        {"name": "base", "row": "ELECTRA"},
+        {"name": "HP_Loss b=1", "row": "HP_Loss + Focal"},
+        {"name": "MLM", "objective": "mlm"},
+    ],
     "baseline": "base",
     "seeds": [0, 1],
     "reference": {"row": "base", "seed": 1000},
     "held_out_sequences": 32,
     "oracle_sequences": 32,
+    "blimp": ["discriminator", "likelihood"],
     "probes": [
         {"task": "CoLA", "metric": "matthews", "epochs": 1, "seeds": [1, 2]},
         {
@@ -38,7 +43,7 @@ STUDY = {
             "options": ["--max_length", "32", "--max_question", "12", "--stride", "8"],
         },
     ],
-    "measures": ["difficulty loss", "frozen AUC", "BLiMP", "CoLA matthews", "SQuAD f1"],
+    "measures": ["difficulty loss", "frozen AUC", "BLiMP", "BLiMP likelihood", "CoLA matthews", "SQuAD f1"],
     "predictions": [{"text": "more", "measure": "BLiMP", "row": "HP_Loss b=1", "minus": "base"}],
 }
 
@@ -112,7 +117,8 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
         *STUDY["measures"],
         "MLM loss",
         "unigram entropy",
-        "BLiMP syntax",
+        "BLiMP, syntax",
+        "BLiMP likelihood, syntax",
         "KL to the oracle, p_G",
     }
     assert all(cell["numbers"][name] is not None for name in STUDY["measures"])
@@ -128,13 +134,13 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
     assert second.returncode == 0, second.stdout + second.stderr
     assert "base-seed0" not in "".join(line for line in second.stdout.splitlines() if "$" in line)
     report = (tmp_path / "results/report.md").read_text()
-    assert "2 of 4 cells" in report and "n=1" in report and "gates not passed" in report
+    assert "3 of 6 cells" in report and "n=1" in report and "gates not passed" in report
     assert (tmp_path / "results/report.png").stat().st_size > 10_000
 
     before = {path.name: path.read_bytes() for path in (tmp_path / "results").glob("*-seed0.json")}
     elsewhere = run(tmp_path, *there, "--seeds", "1", "--rows", "base")
     assert elsewhere.returncode == 0, elsewhere.stdout + elsewhere.stderr
-    assert "3 of 4 cells" in (tmp_path / "results/report.md").read_text()
+    assert "4 of 6 cells" in (tmp_path / "results/report.md").read_text()
     assert not [*(tmp_path / "there/runs").glob("*-seed0")]
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "results").glob("*-seed0.json")}
 

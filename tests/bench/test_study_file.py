@@ -40,7 +40,7 @@ ROW = {"name": "A", "row": "ELECTRA"}
         ({"reference": {"row": "ELECTRA", "seed": 0}}, "reference.seed: got 0"),
         ({"warmup_steps": 3000}, "warmup_steps: got 3000"),
         ({"measures": ["blimp"]}, "measures: got 'blimp'"),
-        ({"blimp": False}, "measures: got 'BLiMP'"),
+        ({"blimp": []}, "measures: got 'BLiMP'"),
         ({"rows": [ROW, {"name": "a", "row": "ELECTRA"}]}, "twice"),
         ({"rows": [{"name": "A"}]}, "give either row or objective"),
         ({"rows": [{"name": "A", "row": "ELECTRA", "set": ["objective.gamma"]}]}, "rows.0.set.0"),
