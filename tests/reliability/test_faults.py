@@ -128,7 +128,7 @@ def test_a_rank_in_an_endless_loop_ends_the_job_in_time_and_its_line_is_shown(
     rank: int, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPINNING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
     folder = tmp_path / "run"
     run = supervised(launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
     wait_for_step(folder, 30)
@@ -193,13 +193,13 @@ def test_a_loss_spike_is_reported_and_counted(
 
 
 def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
-    """Rank 1 is suspended two thirds of the time."""
+    """Rank 1 is suspended five sixths of the time, more than other work could hold rank 0 up."""
     folder = tmp_path / "run"
     run = on_two_ranks(launch, shards_folder, folder)
     wait_for_step(folder, 10)
     first = last = read_complete(folder)[-1]["step"]
     while last < first + 30:
-        for number, seconds in ((signal.SIGSTOP, 0.1), (signal.SIGCONT, 0.05)):
+        for number, seconds in ((signal.SIGSTOP, 0.5), (signal.SIGCONT, 0.1)):
             os.kill(rank_of(folder, 1), number)
             time.sleep(seconds)
         last = read_complete(folder)[-1]["step"]
