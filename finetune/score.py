@@ -53,7 +53,8 @@ def lines(options: ScoreOptions) -> Iterator[str]:
     if not torch.cuda.is_available():
         cpu_ops.use()
     scorer = open_scorer(options.model, (options.score,), options.generator, options.mask_share)
-    sentences = {number: line for number, line in enumerate(read_text(options.input).splitlines(), 1) if line.strip()}
+    given = enumerate(read_text(options.input).split("\n"), 1)
+    sentences = {number: line.rstrip("\r") for number, line in given if line.strip()}
     scores = scorer.scores(sentences.values()) if sentences else {}
     if options.format == "tsv":
         yield "sentence\tword\tlog_likelihood\tsurprisal"
@@ -70,7 +71,7 @@ def lines(options: ScoreOptions) -> Iterator[str]:
 
 def bits(log_likelihood: float) -> float:
     """Returns the surprisal in bits of a log-likelihood in nats."""
-    return float(-log_likelihood / np.log(2))
+    return float(-log_likelihood / np.log(2)) + 0.0  # not -0
 
 
 if __name__ == "__main__":

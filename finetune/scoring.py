@@ -145,6 +145,8 @@ class Scorer(NamedTuple):
     @torch.inference_mode()
     def score(self, ids_BL: Tensor) -> dict[Kind, Tensor]:
         """Returns the scores [B, T] by kind of rows of ids [B, L] without padding."""
+        if ids_BL.shape[1] == 2:
+            return dict.fromkeys(self.kinds, torch.zeros(len(ids_BL), 0, dtype=torch.float64))
         found: dict[Kind, Tensor] = {}
         if self.discriminator is not None:
             d_BT = self.discriminator["discriminator_predictions"](hidden(self.discriminator, ids_BL))[:, 1:-1].double()
@@ -178,7 +180,7 @@ class Scorer(NamedTuple):
         words = [*re.finditer(r"\S+", sentence)]
         ends = [word.end() for word in words]
         spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"][1:-1]
-        place_T = np.searchsorted(ends, [end for _, end in spans])
+        place_T = np.searchsorted(ends[:-1], [end for _, end in spans])  # spaces at the end belong to the last word
         sums = np.bincount(place_T, weights=score_T, minlength=len(words))
         return [(word[0], float(total)) for word, total in zip(words, sums, strict=True)]
 

@@ -12,7 +12,7 @@ from finetune.score import ScoreOptions, main
 from finetune.scoring import open_scorer
 from foundation.command_line import run_command
 
-TEXT = "word1 Word2, good\n\n  bad\tword3.\n"
+TEXT = "word1 Word2, good\n\n  bad\tword3. \r\n"
 
 
 def test_each_word_has_the_sum_of_its_tokens_and_the_words_sum_to_the_sentence(
@@ -32,9 +32,16 @@ def test_each_word_has_the_sum_of_its_tokens_and_the_words_sum_to_the_sentence(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     main(ScoreOptions(model=str(stock_model), input="-", score="discriminator", format="json"))
     one, other = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (one["sentence"], other["sentence"], other["text"]) == (1, 3, "  bad\tword3.")
+    assert (one["sentence"], other["sentence"], other["text"]) == (1, 3, "  bad\tword3. ")
     assert [word["word"] for word in one["words"]] == ["word1", "Word2,", "good"]
     assert one["log_likelihood"] == pytest.approx(first.sum()) and other["log_likelihood"] == pytest.approx(third.sum())
+
+
+def test_a_word_without_tokens_scores_0(stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("\x01\ngood \x01")
+    main(ScoreOptions(model=str(stock_model), input=str(tmp_path / "text.txt"), score="discriminator"))
+    _, alone, word, last = capsys.readouterr().out.splitlines()
+    assert (alone, last) == tuple(f"{number}\t\x01\t0.000000\t0.000000" for number in (1, 2)) and "good" in word
 
 
 def test_an_empty_input_gives_no_words(stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
