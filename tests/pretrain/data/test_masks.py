@@ -1,5 +1,6 @@
 """Claims about the masks of a run: exact numbers at any rate, equal chances for tokens, and the keyed choice."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,7 @@ def test_no_step_is_read_before_its_weights_are_known(shards: Shards) -> None:
     for step, (batch,) in enumerate(batches.from_step(WEIGHTS_EVERY - 3, WEIGHTS_EVERY + 3), WEIGHTS_EVERY - 3):
         read.append(batch.masked_BL)
         if step == WEIGHTS_EVERY - 1:
+            time.sleep(0.5)  # long enough for a reader that is a step ahead
             batches.weight_V = new
     for weight_V, steps in ((old, range(3)), (new, range(3, 6))):
         batches.weight_V = weight_V

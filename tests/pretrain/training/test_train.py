@@ -127,7 +127,7 @@ def test_a_run_killed_halfway_and_rerun_gives_bitwise_the_same_losses(
         assert [event.step for event in board.Scalars("Loss/discriminator_loss/train")] == list(range(1, 25))
 
 
-CHOICE = ("optim.steps=130", "mask_rate=0.3", "mask_choice=1", "checkpoint_every=40")
+CHOICE = ("optim.steps=130", "mask_rate=0.3", "mask_choice=1", "checkpoint_every=40", "evaluate_every=1000")
 """The weights of the choice change at step 100, between checkpoints."""
 
 
@@ -159,7 +159,7 @@ def test_a_run_that_chooses_its_masks_repeats_its_losses_bitwise_after_a_stop_an
 
 def test_two_ranks_choose_the_masks_that_one_does(shards_folder: Path, tmp_path: Path) -> None:
     """Without dropout, and with replacements that follow from the uniforms alone, only rounding differs."""
-    settings = (*CHOICE, "model.dropout=0", "model.attention_dropout=0", "evaluate_every=1000")
+    settings = (*CHOICE, "model.dropout=0", "model.attention_dropout=0")
     for name, start in (("two", two_ranks), ("one", lambda *given: [Warm(*given)])):
         arguments = run_arguments(shards_folder, tmp_path / name, *settings)
         precision = ("--deepspeed_config", "zero0_fp32")
