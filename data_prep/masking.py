@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+MASK_RATE = 0.15  # of a mask copy
 COPIES_PER_SHUFFLE = 6  # 6 x 15% = 90% of the circle; a seventh window would overlap the first
 _BATCH = 2048  # sequences masked together; keeps the temporary arrays near the size of the CPU cache
 _LARGEST_BATCH = 1 << 28  # mask bits of a batch; each takes a byte while drawing
@@ -24,9 +25,19 @@ _RANDOM_BITS, _NGRAM_BITS = 36, 16
 Length = TypeVar("Length", int, np.ndarray)
 
 
-def mask_size(length: Length) -> Length:
-    """Number of tokens to mask: exactly ceil(0.15 n), n including [CLS] and [SEP] as in google-research/electra."""
-    return (3 * length + 19) // 20
+def mask_size(length: Length, rate: float = MASK_RATE) -> Length:
+    """Number of tokens to mask: exactly ceil(rate n), n including [CLS] and [SEP] as in google-research/electra.
+
+    It is at most n - 3, which a sequence with three special tokens can give, and at least 1: in short sequences, rates
+    above 1/4 may mask fewer. `rate` is a number of thousandths.
+    """
+    size: Length = np.minimum((round(1000 * rate) * length + 999) // 1000, np.maximum(length - 3, 1))
+    return size
+
+
+def copies_of_a_shuffle(maskable: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Most mask copies of one shuffle: disjoint windows of `size` tokens that fit on a circle of `maskable` ones."""
+    return np.minimum(maskable // size, COPIES_PER_SHUFFLE)
 
 
 def bytes_per_copy(seq_length: int) -> int:
@@ -110,8 +121,7 @@ class _Batch:
         """
         circle_M = self._shuffled_tokens(random, drawn)
         turn_S = random.integers(0, self.m_S)
-        # disjoint windows of k tokens that fit on the circle
-        windows_S = np.minimum(np.minimum(self.m_S // self.k_S, COPIES_PER_SHUFFLE), copies_S)
+        windows_S = np.minimum(copies_of_a_shuffle(self.m_S, self.k_S), copies_S)
         width = bytes_per_copy(self.masker.seq_length) * 8
         position_U = self.position_M[circle_M[self._used_places(turn_S, windows_S * self.k_S)]]
         row_N = np.repeat(np.arange(len(windows_S)), windows_S)  # N: windows of all sequences

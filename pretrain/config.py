@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from data_prep.masking import MASK_RATE
 from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, one_of, parse_override, shown
 from pretrain.engine.optim import OptimConfig
+from pretrain.method.electra import Detection
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class, objective_names
 from pretrain.model.config import KINDS, ModelConfig
@@ -28,6 +30,10 @@ class RunConfig(StrictConfig):
     optim: OptimConfig
     batch_size: int = Field(gt=0, le=2**20)
     """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the indices of all of them."""
+    mask_rate: float = Field(default=MASK_RATE, gt=0, le=0.9, multiple_of=0.001)
+    """Share of a sequence's tokens that are masked in training; evaluations mask 15% (paper: 0.15)."""
+    mask_choice: float = Field(default=0.0, ge=0, le=4)
+    """Exponent g of the choice of a mask: the largest sum of a^g, a being a token's mean L_D; 0: the masks in turn."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initial weights, data order, sampling and dropout."""
     deterministic: bool = True
@@ -97,6 +103,15 @@ class RunConfig(StrictConfig):
             raise ValueError(
                 f"model.embedding_sharing: got {shown(sharing)} with objective {name}, which trains one encoder; leave"
                 " it out, or choose another objective"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _masks_are_chosen_by_a_discriminator(self) -> "RunConfig":
+        if self.mask_choice and not issubclass(objective_class(self.objective.name), Detection):
+            raise ValueError(
+                f"mask_choice: got {self.mask_choice:g} with objective {self.objective.name}, expected one with a"
+                " discriminator, whose loss chooses; leave mask_choice out, or choose another objective"
             )
         return self
 

@@ -140,7 +140,9 @@ def measure(output: Path, commands: Commands, jobs: Jobs, study: Study, row: Row
         versions=description.versions,
         machine=f"{cores()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no GPU'}",
         tokens=config.optim.steps * config.batch_size * manifest.totals.tokens / manifest.totals.sequences,
-        flops_per_token=flops_per_token(config.model, config.objective, description.vocab_size, description.seq_length),
+        flops_per_token=flops_per_token(
+            config.model, config.objective, description.vocab_size, description.seq_length, config.mask_rate
+        ),
         numbers=numbers,
         examples=examples,
         jobs=tuple(commands.without_paths(record) for job in commands.cell(row, seed) if (record := jobs.record(job))),

@@ -1,28 +1,33 @@
-"""Batches from memory-mapped shards: order and random numbers are functions of seed and step; masks are precomputed.
+"""Batches from memory-mapped shards: order and random numbers are functions of seed and step; masks are precomputed,
+and chosen by `masks.py`.
 
 The sample in row r of a step has the number s = step x batch_size + r. With n sequences, its epoch is s div n, and its
 sequence is a bijection of (seed, epoch, s mod n). If several folders are mixed, s and n count only the sample's own
-folder. Nothing is stored, so a resume needs only the step, at any world size.
+folder. Nothing is stored, so a resume needs only the step, at any world size, and the weights of a choice of masks.
 
-Shape letters: B batch, L length, K masked positions per sequence.
+Shape letters: B batch, L length, K masked positions per sequence, V vocabulary.
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.masking import mask_size
+from data_prep.masking import MASK_RATE, mask_size
 from foundation.ordering import key_of, uniforms
+from pretrain.data.masks import read_masked
 from pretrain.data.shards import Shards
 
 KEEP = 1
 """Key of each masked position's second random number, independent of the first."""
 HELD_OUT_SEED = 1
 """Seed of every evaluation's draws: the same positions and uniforms each time, so that evaluations are comparable."""
+WEIGHTS_EVERY = 100
+"""Steps for which the weights of a choice of masks hold: often enough to follow a loss that changes over thousands of
+steps; the one step of them that is not read in the background costs little."""
 
 
 class Batch(NamedTuple):
@@ -88,10 +93,17 @@ class BatchPlan(NamedTuple):
 
 
 class TrainingBatches:
-    """The micro-batches of one rank, step by step; the plan does not change which samples a step has."""
+    """The micro-batches of one rank, step by step; the plan does not change which samples a step has.
 
-    def __init__(self, shards: Shards, plan: BatchPlan, seed: int) -> None:
-        self.shards, self.plan, self.seed = shards, plan, seed
+    Attributes:
+        mask_rate: share of a sequence's tokens that are masked.
+        weight_V: weight of each token in the choice of a mask, int64, equal on all ranks; `None`: no choice. It may
+            change before a step that is a multiple of `WEIGHTS_EVERY`.
+    """
+
+    def __init__(self, shards: Shards, plan: BatchPlan, seed: int, mask_rate: float = MASK_RATE) -> None:
+        self.shards, self.plan, self.seed, self.mask_rate = shards, plan, seed, mask_rate
+        self.weight_V: np.ndarray | None = None
 
     def sequences(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns sequence index and epoch of every sample of the step, each int64 [batch_size]."""
@@ -108,38 +120,50 @@ class TrainingBatches:
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)
         lengths = self.shards.lengths(index)
-        counts = (np.sum(mask_size(lengths)) / plan.micro_batches, lengths.sum() / plan.micro_batches)
+        masked = np.sum(mask_size(lengths, self.mask_rate))
+        counts = (masked / plan.micro_batches, lengths.sum() / plan.micro_batches)
+        masks = self.mask_rate, self.weight_V
         parts = [plan.rows(micro_step) for micro_step in micro_steps]
-        return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts).pinned() for rows in parts]
+        return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts, *masks).pinned() for rows in parts]
 
     def from_step(self, start: int, end: int) -> Iterator[list[Batch]]:
-        """Yields the micro-batches of steps start..end-1 in order; reads the next step in the background."""
+        """Yields the micro-batches of steps start..end-1 in order; reads the next step in the background, unless its
+        masks are chosen by weights that are still to come.
+        """
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-            waiting = [reader.submit(self.step, step) for step in range(start, end)[:1]]
-            for following in range(start + 1, end + 1):
+            waiting: list[Future[list[Batch]]] = []
+            for step in range(start, end):
+                if not waiting:
+                    waiting.append(reader.submit(self.step, step))
                 batches = waiting.pop().result()
-                if following < end:
+                following = step + 1
+                if following < end and (self.weight_V is None or following % WEIGHTS_EVERY):
                     waiting.append(reader.submit(self.step, following))
                 yield batches
 
 
 def make_batch(
-    shards: Shards, index: np.ndarray, epoch: np.ndarray, seed: int, counts: tuple[float, float] | None = None
+    shards: Shards,
+    index: np.ndarray,
+    epoch: np.ndarray,
+    seed: int,
+    counts: tuple[float, float] | None = None,
+    mask_rate: float = MASK_RATE,
+    weight_V: np.ndarray | None = None,
 ) -> Batch:
     """Builds the batch of the sequences `index`, each in its `epoch`.
 
     `counts` are the masked positions and tokens per micro-batch, averaged over the optimizer step. Without them, the
-    batch's own counts are used, so its losses are means over this batch only.
+    batch's own counts are used, so its losses are means over this batch only. Masks are as in `read_masked`.
 
     Raises:
         LocalProblem: a sequence or its mask is damaged.
     """
-    special, copies = shards.manifest.special_tokens, shards.manifest.mask_copies
-    ids_BL, masked_BL, lengths = shards.read(index, epoch % copies)
-    slots = int(mask_size(shards.manifest.seq_length))
+    ids_BL, masked_BL, lengths = read_masked(shards, index, epoch, seed, mask_rate, weight_V)
+    slots = int(mask_size(shards.manifest.seq_length, mask_rate))
     positions_BK = np.argsort(~masked_BL, axis=1, kind="stable")[:, :slots]
     valid_BK = np.arange(slots) < masked_BL.sum(axis=1)[:, None]
-    is_separator_BL = ids_BL == special.sep
+    is_separator_BL = ids_BL == shards.manifest.special_tokens.sep
     attention_BL = np.arange(ids_BL.shape[1]) < lengths[:, None]
     segment_BL = (np.cumsum(is_separator_BL, axis=1) - is_separator_BL > 0) & attention_BL
     masked, tokens = counts or (masked_BL.sum(), lengths.sum())

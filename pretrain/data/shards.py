@@ -10,7 +10,7 @@ precede it (`ordering.dealt`): each folder has its own epochs, and nothing is st
 A folder may be a URL (`remote.py`): its shards are then read from local copies. With `order=windows` (`windows.py`), or
 for remote folders, `expect` tells which shards are read next; shards of other windows are unmapped.
 
-Shape letters: B batch, L length.
+Shape letters: B batch, L length, C mask copies, X any shape.
 """
 
 import hashlib
@@ -193,23 +193,23 @@ class Shards:
             lengths_B[rows] = file.lengths_of(items)
         return lengths_B
 
-    def read(self, index_B: np.ndarray, copy_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Reads a batch: padded ids [B, L], masks [B, L] (true if masked) from each sequence's mask copy `copy_B`,
-        and lengths [B].
+    def read(self, index_B: np.ndarray, copy_XB: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Reads a batch: padded ids [B, L], masks [B, L] (true if masked) from each sequence's mask copy, [B], and
+        lengths [B]. With several copies of each sequence, [C, B], the masks are [C, B, L].
 
         Raises:
             LocalProblem: a sequence or its mask is damaged; names shard and sequence.
         """
         length = self.manifest.seq_length
         ids_BL = np.full((len(index_B), length), self.manifest.special_tokens.pad, dtype=np.int64)
-        masked_BL = np.zeros((len(index_B), length), dtype=bool)
+        masked_XBL = np.zeros((*copy_XB.shape, length), dtype=bool)
         lengths_B = np.empty(len(index_B), dtype=np.int64)
         for file, items, rows in self._by_shard(index_B):
             lengths_B[rows] = file.gather_ids(items, rows, ids_BL)
-            bits = file.masks[items, copy_B[rows]]
-            masked_BL[rows] = np.unpackbits(bits, axis=1, count=length, bitorder="little")
-        self._require_sound(index_B, ids_BL, masked_BL, lengths_B)
-        return ids_BL, masked_BL, lengths_B
+            bits = file.masks[items, copy_XB[..., rows]]
+            masked_XBL[..., rows, :] = np.unpackbits(bits, axis=-1, count=length, bitorder="little")
+        self._require_sound(index_B, ids_BL, masked_XBL, lengths_B)
+        return ids_BL, masked_XBL, lengths_B
 
     def is_here(self, index_B: np.ndarray) -> np.ndarray:
         """True for sequences whose shard is on this machine, bool [B]."""
@@ -248,7 +248,7 @@ class Shards:
         return np.searchsorted(self._starts, index_B, side="right") - 1
 
     def _require_sound(
-        self, index_B: np.ndarray, ids_BL: np.ndarray, masked_BL: np.ndarray, lengths_B: np.ndarray
+        self, index_B: np.ndarray, ids_BL: np.ndarray, masked_XBL: np.ndarray, lengths_B: np.ndarray
     ) -> None:
         """Raises `LocalProblem` for damage that is cheap to detect; `inspect_shards.py --verify` finds all of it."""
         special, rows = self.manifest.special_tokens, np.arange(len(index_B))
@@ -256,12 +256,12 @@ class Shards:
             "does not begin with [CLS]": ids_BL[:, 0] != special.cls,
             "does not end with [SEP]": ids_BL[rows, lengths_B - 1] != special.sep,
             "has an id beyond the vocabulary": ids_BL.max(axis=1) >= self.manifest.vocab_size,
-            "does not have ceil(0.15 n) masked positions": masked_BL.sum(axis=1) != mask_size(lengths_B),
-            "has a mask beyond its end": masked_BL.shape[1] - masked_BL[:, ::-1].argmax(axis=1) > lengths_B,
+            "does not have ceil(0.15 n) masked positions": masked_XBL.sum(axis=-1) != mask_size(lengths_B),
+            "has a mask beyond its end": masked_XBL.shape[-1] - masked_XBL[..., ::-1].argmax(axis=-1) > lengths_B,
         }
-        for problem, wrong_B in checks.items():
-            if wrong_B.any():
-                index = index_B[np.argmax(wrong_B)]
+        for problem, wrong_XB in checks.items():
+            if wrong_XB.any():
+                index = index_B[np.argmax(wrong_XB) % len(index_B)]
                 shard = int(self._shard_of(index))
                 sequence = index - self._starts[shard]
                 raise LocalProblem(f"data: {self._prefixes[shard]} is damaged: sequence {sequence} {problem}; {VERIFY}")

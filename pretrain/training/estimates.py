@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from data_prep.masking import mask_size
+from data_prep.masking import MASK_RATE, mask_size
 from foundation.machine import cores, memory
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig, read
@@ -42,7 +42,9 @@ matrix products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and
 four forecasts are within 9% of the measured step (docs/evidence/speed.md)."""
 
 
-def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int) -> float:
+def flops_per_token(
+    model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, length: int, mask_rate: float = MASK_RATE
+) -> float:
     """Returns FLOPs per word piece of a training step: matrix products and attention, forward and backward.
 
     Vocabulary heads are counted at masked positions only.
@@ -55,7 +57,7 @@ def flops_per_token(model: ModelConfig, objective: ObjectiveConfig, vocab_size: 
         last = encoder.num_hidden_layers * encoder.layer_flops(length) + 2 * projection
         products += last * FORWARD_AND_BACKWARD
     of_a_mask = 2 * encoders[0].embedding_size * (vocab_size + encoders[0].hidden_size)
-    head = mask_size(length) / length * of_a_mask
+    head = mask_size(length, mask_rate) / length * of_a_mask
     return float(products + cost.vocabulary_products * head + cost.discriminator_forwards * last)
 
 
@@ -103,7 +105,8 @@ def _activations(
     encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
     tensors = SCORE_TENSORS if cost.vocabulary_products and (cost.keeps_scores or not streams) else 0
     per_token = sum(_kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton) for encoder in encoders)
-    return deepspeed.micro_batch_size * (length * per_token + tensors * 4.0 * float(mask_size(length)) * vocab_size)
+    scores = tensors * 4.0 * float(mask_size(length, run.mask_rate)) * vocab_size
+    return deepspeed.micro_batch_size * (length * per_token + scores)
 
 
 def _kept_per_token(encoder: EncoderSizes, length: int, element: int, recomputes: bool, in_triton: bool) -> float:
@@ -206,7 +209,8 @@ class Sizes(NamedTuple):
 
     @property
     def flops(self) -> float:
-        return flops_per_token(self.run.model, self.run.objective, self.vocab_size, self.length)
+        run = self.run
+        return flops_per_token(run.model, run.objective, self.vocab_size, self.length, run.mask_rate)
 
 
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:

@@ -2,11 +2,13 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 
+from data_prep.masking import COPIES_PER_SHUFFLE, MASK_RATE
 from foundation.config import ConfigError, counted
 from foundation.files import require_folder
 from foundation.settings import settings_tables
@@ -245,10 +247,22 @@ def choose_file(options: RunOptions, started: RunDescription | None, target: Tar
 
 
 def mismatches(options: RunOptions, run: RunConfig, shards: Shards) -> Iterator[str]:
-    """Yields a problem if the sequences are longer than the model's table of positions, or if the state of Adam in
-    --init_from does not apply to this run's parameters.
+    """Yields a problem if the sequences are longer than the model's table of positions, if they have too few mask
+    copies, or if the state of Adam in --init_from does not apply to this run's parameters.
     """
-    length = shards.manifest.seq_length
+    length, copies = shards.manifest.seq_length, shards.manifest.mask_copies
+    together, needed = copies % COPIES_PER_SHUFFLE or COPIES_PER_SHUFFLE, ceil(round(run.mask_rate / MASK_RATE, 6))
+    if needed > together:
+        yield (
+            f"mask_rate: got {run.mask_rate:g}, which takes {needed} mask copies of one shuffle, but of the {copies} in"
+            f" {shards.names[0]} the last shuffle has {together}; use --set mask_rate={together * MASK_RATE:g} at most,"
+            f" or build shards with --mask_copies {-(-copies // COPIES_PER_SHUFFLE) * COPIES_PER_SHUFFLE}"
+        )
+    if run.mask_choice and copies == 1:
+        yield (
+            f"mask_choice: got {run.mask_choice:g}, but {shards.names[0]} has one mask per sequence; leave it out, or"
+            " build shards with --mask_copies 6"
+        )
     if length > run.model.max_positions:
         yield (
             f"model.max_positions: got {run.model.max_positions}, but the sequences of {shards.names[0]} are {length}"

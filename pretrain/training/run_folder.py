@@ -87,7 +87,7 @@ class RunDescription(StrictConfig):
     @property
     def mask_share(self) -> float:
         """Share of the word pieces that are masked in a sequence of full length; [CLS] and [SEP] never are."""
-        return mask_size(self.seq_length) / (self.seq_length - (2 if self.one_segment else 3))
+        return mask_size(self.seq_length, self.run.mask_rate) / (self.seq_length - (2 if self.one_segment else 3))
 
     @model_validator(mode="before")
     @classmethod

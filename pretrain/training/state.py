@@ -31,6 +31,8 @@ class TrainingState:
     """Steps whose loss was a spike."""
     recent_losses: list[float] = field(default_factory=list)
     """Losses of the last steps, over all ranks; spikes are measured against them."""
+    token_losses: list[list[list[float]]] = field(default_factory=list)
+    """What `MaskChoice` knows of each token: sum and number of its losses, older and recent; empty without it."""
 
     def advance(self, result: StepResult, loss: float) -> str | None:
         """Counts a finished step; returns a warning if its loss is a spike, else `None`."""

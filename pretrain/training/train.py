@@ -15,7 +15,7 @@ from torch import Tensor
 from foundation.config import ConfigError
 from foundation.locks import confirm
 from foundation.ordering import key_of
-from pretrain.data.batches import HELD_OUT_SEED, Batch, BatchPlan, TrainingBatches, held_out_batches
+from pretrain.data.batches import HELD_OUT_SEED, WEIGHTS_EVERY, Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.remote import CACHE
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, newest_valid, save
@@ -29,6 +29,7 @@ from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.objective import Objective
 from pretrain.training.estimates import Machine
+from pretrain.training.mask_choice import MaskChoice
 from pretrain.training.metrics import MetricTotals
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
@@ -119,18 +120,24 @@ def train(training: Training) -> int:
     """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
     plan, machine, engine, *_ = training
     state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
-    batches = TrainingBatches(plan.shards, training.batches, plan.run.seed)
+    batches = TrainingBatches(plan.shards, training.batches, plan.run.seed, plan.run.mask_rate)
+    choice = MaskChoice(plan.run.mask_choice, state, batches, engine) if plan.run.mask_choice else None
     if plan.options.graphs and state.step < plan.run.optim.steps:
         replay_micro_batches(engine.module, batches.step(state.step)[0].to(engine.device, counts=True))
     with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
-        code = run_steps(training, batches, state, telemetry, stop)
+        code = run_steps(training, batches, state, telemetry, stop, choice)
     if engine.world.is_first:
         stop.withdraw(telemetry.say)
     return code
 
 
 def run_steps(
-    training: Training, batches: TrainingBatches, state: TrainingState, telemetry: Telemetry, stop: StopRequest
+    training: Training,
+    batches: TrainingBatches,
+    state: TrainingState,
+    telemetry: Telemetry,
+    stop: StopRequest,
+    choice: MaskChoice | None,
 ) -> int:
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
@@ -144,7 +151,7 @@ def run_steps(
     for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
         result, loss, (stopping, saving) = optimizer_step(
             training.engine,
-            losses(training, state.step, micro_batches, telemetry),
+            losses(training, state.step, micro_batches, telemetry, choice),
             wishes,
             run.optim.rate(state.updates),
             UNSCALED
@@ -154,11 +161,14 @@ def run_steps(
         require_finite(result, loss, state.step, batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
+        if choice is not None and state.step % WEIGHTS_EVERY == 0:
+            choice.renew()
         telemetry.step_done(state, result)
         if plan.held_out is not None and due(run.evaluate_every, state.step, last):
             telemetry.write("held_out", state, evaluate(training, plan.held_out))
         training.watchdog.step_done(state.step)
         if stopping or saving or due(run.checkpoint_every, state.step, last):
+            state.token_losses = [] if choice is None else choice.saved()
             save_state(training, state, telemetry, must=stopping or state.step == last)
             saved_at = time.monotonic()
         if stopping and state.step < last:
@@ -169,7 +179,7 @@ def run_steps(
 
 
 def losses(
-    training: Training, step: int, micro_batches: list[Batch], telemetry: Telemetry
+    training: Training, step: int, micro_batches: list[Batch], telemetry: Telemetry, choice: MaskChoice | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Runs the forward of each of this rank's micro-batches of a step; yields the loss to differentiate, and its
     contribution to the step's mean loss.
@@ -183,6 +193,8 @@ def losses(
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches
         telemetry.forward_done(batch, output)
+        if choice is not None:
+            choice.add(batch, output)
 
 
 @torch.no_grad()

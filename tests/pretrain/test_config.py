@@ -97,6 +97,14 @@ def test_each_way_to_share_embeddings_has_a_name() -> None:
         with_overrides(RUN, ["model.embedding_sharing=ges"])
 
 
+def test_masks_are_chosen_only_by_a_discriminators_loss() -> None:
+    said = r"mask_choice: got 1 with objective mlm, expected one with a discriminator, whose loss chooses; leave"
+    with pytest.raises(ConfigError, match=said):
+        with_overrides(with_objective(RUN, "mlm"), ["mask_choice=1"])
+    for objective in ("electra", "hp_loss", "hp_dist"):
+        assert with_overrides(with_objective(RUN, objective), ["mask_choice=1"]).mask_choice == 1
+
+
 def test_keeping_steps_without_checkpoints_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"keep_every: got 7, expected 0 or a multiple of checkpoint_every \(3\)"):
         with_overrides(RUN, ["checkpoint_every=3", "keep_every=7"])

@@ -26,6 +26,7 @@ from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
 from pretrain.presets import preset, with_objective
 from pretrain.training import estimates
 from pretrain.training.estimates import (
+    Sizes,
     flops_per_token,
     least_parameters,
     memory_per_process,
@@ -66,6 +67,20 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
     per_token = flops_per_token(model, MaskedLM.Config(), 100, length) / 3
     head = 0.15625 * 2 * 32 * (100 + 64)  # 5 of 32 positions
     assert counter.get_total_flops() / (3 * length) == pytest.approx(per_token - head)
+
+
+def test_the_heads_flops_and_scores_follow_the_masking_rate() -> None:
+    plain = preset("small")
+    more = with_overrides(plain, ["mask_rate=0.3"])
+    deepspeed = resolve(values_of("zero0_fp32"), batch_size=128, world_size=1, device_type="cpu", optim=plain.optim)
+    one, at_15, at_30 = (
+        flops_per_token(more.model, more.objective, VOCABULARY, 512, rate) for rate in (0.001, 0.15, 0.3)
+    )
+    assert (at_30 - one) / (at_15 - one) == pytest.approx((154 - 1) / (77 - 1))
+    assert Sizes(more, VOCABULARY, 512).flops == at_30
+    assert Sizes(plain, VOCABULARY, 512).flops == at_15
+    kept = [memory_per_process(deepspeed, 1, 0, run, VOCABULARY, 512, (0, 0)).activations for run in (plain, more)]
+    assert kept[1] - kept[0] == deepspeed.micro_batch_size * 4 * 4 * 77 * VOCABULARY
 
 
 def test_separate_embeddings_add_look_ups_but_no_flops(batch: Batch) -> None:

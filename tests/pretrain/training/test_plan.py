@@ -179,6 +179,17 @@ def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_pa
         make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
 
 
+def test_a_mask_larger_than_the_copies_of_one_shuffle_is_refused(shards_folder: Path, tmp_path: Path) -> None:
+    """The ten copies of these shards are a shuffle of six and one of four."""
+    assert make_plan(options(shards_folder, tmp_path, set=("mask_rate=0.6",))).run.mask_rate == 0.6
+    said = (
+        r"mask_rate: got 0\.75, which takes 5 mask copies of one shuffle, but of the 10 in .* the last shuffle has 4;"
+        r" use --set mask_rate=0\.6 at most, or build shards with --mask_copies 12$"
+    )
+    with pytest.raises(ConfigError, match=said):
+        make_plan(options(shards_folder, tmp_path, set=("mask_rate=0.75",)))
+
+
 def test_overrides_of_deepspeeds_values_do_not_change_the_run(shards_folder: Path, tmp_path: Path) -> None:
     plain = make_plan(options(shards_folder, tmp_path, set=("seed=3",)))
     overrides = ("deepspeed.train_micro_batch_size_per_gpu=8", "seed=3", "deepspeed.zero_optimization.stage=2")

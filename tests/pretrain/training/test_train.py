@@ -127,6 +127,53 @@ def test_a_run_killed_halfway_and_rerun_gives_bitwise_the_same_losses(
         assert [event.step for event in board.Scalars("Loss/discriminator_loss/train")] == list(range(1, 25))
 
 
+CHOICE = ("optim.steps=130", "mask_rate=0.3", "mask_choice=1", "checkpoint_every=40", "evaluate_every=1000")
+"""The weights of the choice change at step 100, between checkpoints."""
+
+
+def token_losses(folder: Path, step: int) -> Any:
+    state = json.loads((folder / "checkpoints" / f"step-{step:08d}" / "state.json").read_text())
+    return state["extra"]["token_losses"]
+
+
+def test_a_run_that_chooses_its_masks_repeats_its_losses_bitwise_after_a_stop_and_a_kill(
+    shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finished(launch(0, *run_arguments(shards_folder, whole, *CHOICE)))
+    commands = run_arguments(shards_folder, killed, *CHOICE)
+    process = launch(0, *commands)
+    wait_for_step(killed, 50)
+    process.send_signal(signal.SIGTERM)
+    assert "stopped on request" in finished(process, code=75)
+    process = launch(0, *commands)
+    wait_for_step(killed, 105)
+    process.kill()
+    process.communicate()
+    assert not (killed / "checkpoints" / "step-00000120").exists()
+    finished(launch(0, *commands))
+    assert losses(killed) == losses(whole)
+    assert token_losses(killed, 130) == token_losses(whole, 130)
+    assert all(map(np.any, token_losses(whole, 130)))
+
+
+def test_two_ranks_choose_the_masks_that_one_does(shards_folder: Path, tmp_path: Path) -> None:
+    """Without dropout, and with replacements that follow from the uniforms alone, only rounding differs."""
+    settings = (*CHOICE, "model.dropout=0", "model.attention_dropout=0")
+    for name, start in (("two", two_ranks), ("one", lambda *given: [Warm(*given)])):
+        arguments = run_arguments(shards_folder, tmp_path / name, *settings)
+        precision = ("--deepspeed_config", "zero0_fp32")
+        outputs(start(*arguments[: -len(settings)], *settings, "--objective", "samplers.floors:Uniform", *precision))
+    one, two = (
+        [record["discriminator_loss"] for record in read_records(tmp_path / name, "train")] for name in ("one", "two")
+    )
+    assert len(one) == 130 and one == pytest.approx(two, rel=1e-4)
+    (known, recent), (known_by_two, recent_by_two) = (token_losses(tmp_path / name, 130) for name in ("one", "two"))
+    assert known[1] == known_by_two[1] and recent[1] == recent_by_two[1]
+    assert known[0] == pytest.approx(known_by_two[0], rel=1e-3)
+    assert recent[0] == pytest.approx(recent_by_two[0], rel=1e-3)
+
+
 @pytest.fixture(scope="module")
 def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> tuple[Path, str]:
     """Folder and output of an undisturbed run with a long warm-up."""
