@@ -128,7 +128,7 @@ def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(options, shards_fold
     assert records["bits fp16"]["found"]["fp16"]["skipped"] > 0
     assert records["step tiny 32 hp_loss"]["found"]["contenders"]["hp_loss"]["seconds"] > 0
     assert records["ablation tiny 32"]["found"]["without cpu_ops"]["seconds"] > 0
-    assert sum(row["share"] for row in records["profile tiny 32"]["found"]["kernels"]) > 0.9
+    assert sum(row["share"] for row in records["profile tiny 32"]["found"]["kernels"]) > 0.8
     assert len(records["training bf16"]["found"]["curve"]) == 20
     (cell,) = records["study"]["found"].values()
     assert cell["numbers"]["frozen AUC"] > 0
