@@ -50,8 +50,8 @@ def patch_optimizer(zero: Any, world: World) -> None:
 
     In a single process there is nothing to sum over ranks, yet DeepSpeed copies every gradient into a buffer and back.
     It also checks each gradient for non-finite values and then computes the norm, which would show them too. Together
-    they take 5 to 12% of a step on a CPU; for the small model in bf16 they are 5,764 of 9,197 operations, each a kernel
-    on a GPU (docs/evidence/speed.md).
+    they take 5 to 12% of a step on a CPU (docs/evidence/speed.md); for the small model in bf16 they are 5,363 of 9,176
+    operations, most of them a kernel on a GPU.
     """
     zero.check_overflow = lambda **_: None
     zero.scaled_global_norm = lambda: _norm_over_ranks(zero, world)

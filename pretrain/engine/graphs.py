@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd.function import once_differentiable
 
 from pretrain.engine.deepspeed_config import EngineConfig
@@ -33,11 +34,14 @@ class Replay(NamedTuple):
     forward: Callable[[], None]
     """Computes `loss`."""
     backward: Callable[[], None]
-    """Computes `gradients` from `incoming`."""
+    """Computes `gradient` from `incoming`."""
     loss: Tensor
     incoming: Tensor
     """The gradient of the loss."""
-    gradients: tuple[Tensor | None, ...]
+    parameters: tuple[Tensor, ...]
+    """Those that have a gradient."""
+    gradient: Tensor
+    """Their gradients, one after another in one dimension."""
 
 
 class ReplayLoss(torch.autograd.Function):
@@ -52,10 +56,10 @@ class ReplayLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the replay's own gradient tensors, which autograd copies or adds to existing gradients."""
+        """Returns views of one copy, which autograd keeps; the replay's own tensors it would copy one by one."""
         ctx.replay.incoming.copy_(gradient)
         ctx.replay.backward()
-        return (None, *ctx.replay.gradients)
+        return (None, *_unflatten_dense_tensors(ctx.replay.gradient.clone(), ctx.replay.parameters))
 
 
 def replay_micro_batches(model: nn.Module, sample: Any) -> None:
@@ -79,15 +83,17 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
         output = eager(inputs)
     incoming = torch.ones_like(output.loss)
     with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
-        gradients = torch.autograd.grad(output.loss, parameters, incoming, allow_unused=True)
+        found = torch.autograd.grad(output.loss, parameters, incoming, allow_unused=True)
+        gradient = _flatten_dense_tensors([each for each in found if each is not None])
+    used = tuple(each for each, its_gradient in zip(parameters, found, strict=True) if its_gradient is not None)
     output = output._replace(loss=output.loss.detach())  # its graph would keep the parameters on the capture's stream
-    replay = Replay(forward.replay, backward.replay, output.loss, incoming, gradients)
+    replay = Replay(forward.replay, backward.replay, output.loss, incoming, used, gradient)
 
     def forward_or_replay(batch: Any, entropies: bool = False) -> Any:
         if entropies or not model.training:
             return eager(batch, entropies=entropies)
         for captured, part in zip(inputs, batch, strict=True):
             captured.copy_(part)
-        return output._replace(loss=ReplayLoss.apply(replay, *parameters))
+        return output._replace(loss=ReplayLoss.apply(replay, *used))
 
     model.forward = forward_or_replay

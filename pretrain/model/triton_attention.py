@@ -82,6 +82,9 @@ def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, 
 def dropout_of(p: float, device: torch.device) -> tuple[Tensor | None, int, float]:
     """Returns a dropout's seed, the least random number of `BITS` bits that keeps a value, and the factor of kept
     values.
+
+    A seed drawn for each dropout is 4% of a step's calls (bench/gpu/host_calls.py), and with CUDA graphs none. One draw
+    for all would have to reach every layer, and come back when a layer is recomputed.
     """
     dropped = min(round(p * 2**BITS), 2**BITS - 1)
     seed = torch.randint(2**63 - 1, (1,), device=device) if dropped else None

@@ -24,7 +24,7 @@ def test_gradients_add_up_although_each_replay_overwrites_the_last_ones() -> Non
     def backward() -> None:
         gradient.copy_(x * incoming)
 
-    replay = Replay(forward, backward, loss, incoming, (gradient,))
+    replay = Replay(forward, backward, loss, incoming, (weight,), gradient)
     losses = []
     for values in ([1.0, 10.0], [5.0, 7.0], [2.0, 0.0]):
         x.copy_(torch.tensor(values))
@@ -32,6 +32,16 @@ def test_gradients_add_up_although_each_replay_overwrites_the_last_ones() -> Non
         (losses[-1] / 4).backward()
     assert [loss.item() for loss in losses] == [32.0, 31.0, 4.0]
     assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.25]
+
+
+def test_all_gradients_are_copied_at_once() -> None:
+    parameters = tuple(torch.nn.Parameter(torch.zeros(size)) for size in ((2, 3), (4,), (5, 2)))
+    replay = Replay(lambda: None, lambda: None, torch.zeros(()), torch.zeros(()), parameters, torch.arange(20.0))
+    ReplayLoss.apply(replay, *parameters).backward()
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    assert [gradient.flatten()[0].item() for gradient in gradients] == [0.0, 6.0, 10.0]
+    (storage,) = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    assert storage != replay.gradient.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])

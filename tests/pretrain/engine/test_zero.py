@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pretrain.engine.deepspeed_patches import patch_modules
+from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.engine.plain import MOMENTS
 from pretrain.engine.zero import Zero3, Zero12
@@ -34,6 +35,22 @@ def test_one_process_neither_overlaps_nor_hooks_what_it_need_not_reduce(name: st
     zero = Zero12(model, parameter_groups(model, 0.01), config, world).engine.optimizer
     assert not zero.overlap_comm
     assert len(zero._grad_acc_hooks) == hooks
+
+
+def test_each_parameter_starts_at_a_multiple_of_16_bytes_which_changes_neither_losses_nor_checkpoints() -> None:
+    """A run may resume with the other setting. Second moments differ in last bits: AdamW's vectors end elsewhere."""
+    world, losses, states = start_processes(), [], []
+    for aligned in (True, False):
+        model = worker.small_model()
+        changes = {} if aligned else {"parameter_alignment": False}
+        config = worker.resolved_config("zero1_bf16", world_size=1, zero_optimization=changes)
+        engine = Engine(model, parameter_groups(model, 0.01), config, world)
+        assert aligned == all(parameter.data_ptr() % 16 == 0 for parameter in model.parameters())
+        losses.append(worker.Runner(engine).train(range(3)))
+        states.append(engine.full_state())
+    assert losses[0] == losses[1]
+    engine.load_full_state(states[0])
+    assert worker.same_states(states[0], engine.full_state())
 
 
 def test_no_start_tries_which_of_deepspeeds_own_kernels_could_be_compiled() -> None:

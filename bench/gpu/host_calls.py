@@ -1,0 +1,134 @@
+"""Counts, without a GPU, what the host asks of one in a training step of one process.
+
+    python bench/gpu/host_calls.py [--preset base --seq_length 512 --batch_size 32]
+
+A call is an operation of PyTorch, views not counted, or the launch of a Triton kernel. Forward and backward are counted
+on the meta device, whose tensors have no values; without Triton, attention counts as the operations of its formula.
+The rest of a step, which is the same for all, is counted on a CPU under DeepSpeed in bf16, with the norm of a GPU.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+if not __package__:  # run as a script: import from the repository, never from the script's own folder
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import JITFunction
+
+from bench.batches import random_batch
+from bench.engine import engine_step, operations
+from bench.gpu.setting import Plainly
+from bench.models import CONFIGS, fresh_model, new_engine
+from foundation.command_line import run_command
+from foundation.config import StrictConfig
+from foundation.markdown_table import markdown_table
+from pretrain.config import RunConfig
+from pretrain.data.batches import Batch
+from pretrain.engine import deepspeed_patches
+from pretrain.engine.graphs import Replay, ReplayLoss
+from pretrain.engine.plain import squared_norm
+from pretrain.job.processes import start_processes
+from pretrain.model import cuda_ops
+from pretrain.presets import preset
+
+META = torch.device("meta")
+CAPABILITIES = {"PyTorch": (7, 0), "Triton": (8, 0)}
+"""Compute capabilities by the operations that they run."""
+COLUMNS = ("forward and backward", "Triton kernels", "allocations", "draws of seeds", "rest", "sum")
+
+
+class CallOptions(StrictConfig):
+    """The command line of `gpu/host_calls.py`."""
+
+    preset: Literal["small", "base"] = "small"
+    """model sizes"""
+    seq_length: int = Field(128, ge=8)
+    """word pieces per sequence"""
+    batch_size: int = Field(128, ge=1)
+    """sequences per step"""
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls inside the `with` block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+        self.kernels = 0
+        JITFunction.run = self.launch
+
+    def launch(self, *_: object, **__: object) -> None:
+        self.kernels += 1
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.operations[function.overloadpacket.__name__] += not function.is_view
+        return function(*arguments, **(options or {}))
+
+    def row(self, name: str, rest: int) -> list[str]:
+        whole = self.operations.total() + self.kernels
+        allocations = sum(count for each, count in self.operations.items() if "empty" in each)
+        counts = (whole, self.kernels, allocations, self.operations["randint"], rest, whole + rest)
+        return [name, *(f"{count:,}" for count in counts)]
+
+
+def main(options: CallOptions) -> None:
+    run, batch = preset(options.preset), random_batch(options.batch_size, options.seq_length)
+    rest = calls_of_update(run)
+    rows = [forward_and_backward(run, batch, each).row(name, rest) for name, each in CAPABILITIES.items()]
+    rows.append(replays(run, batch).row("Triton, CUDA graphs", rest))
+    print("\n".join(markdown_table(["operations", *COLUMNS], rows)))
+
+
+def forward_and_backward(run: RunConfig, batch: Batch, capability: tuple[int, int]) -> Calls:
+    """Counts eager calls, with the operations that a GPU of this compute capability runs."""
+    model, there = fresh_model(run).to(META, torch.bfloat16), batch.to(META)
+    with Plainly():
+        cuda_ops.use(capability)
+        with Calls() as calls:
+            model(there).loss.backward()
+    return calls
+
+
+def replays(run: RunConfig, batch: Batch) -> Calls:
+    """Counts calls when forward and backward are graphs: `replay_micro_batches` without capturing any."""
+    parameters = tuple(fresh_model(run).to(META, torch.bfloat16).parameters())
+    loss, captured = torch.zeros((), device=META), batch.to(META, counts=True)
+    gradient = torch.empty(sum(parameter.numel() for parameter in parameters), device=META, dtype=torch.bfloat16)
+    replay = Replay(lambda: None, lambda: None, loss, loss.clone(), parameters, gradient)
+    with Calls() as calls:
+        for part in captured:
+            torch.as_tensor(part).copy_(torch.as_tensor(part))
+        ReplayLoss.apply(replay, *parameters).backward()
+    calls.operations["replay"] = 2
+    return calls
+
+
+def calls_of_update(run: RunConfig) -> int:
+    """Counts the calls of a step that are neither forward nor backward, with a GPU's norm of the gradients."""
+    engine = new_engine(fresh_model(run), run, CONFIGS / "zero1_bf16.json", 1, start_processes())
+    batch, stand_in, one = random_batch(1, 16), torch.empty(1, device=META), torch.ones(())
+
+    def norm_on_a_gpu(gradients: Sequence[Tensor]) -> Tensor:
+        squared_norm([stand_in] * len(gradients))
+        return one
+
+    setattr(deepspeed_patches, squared_norm.__name__, norm_on_a_gpu)
+    with Plainly():
+        engine_step(engine, batch)  # the first update makes buffers
+        whole = operations(partial(engine_step, engine, batch))
+        return whole - operations(lambda: engine.module(batch).loss.backward())
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, CallOptions, __doc__))
