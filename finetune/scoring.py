@@ -46,9 +46,9 @@ from pretrain.training.run_folder import read_run
 Kind = Literal["discriminator", "generator", "likelihood"]
 """Kinds of score, in nats per token."""
 TOKENS_PER_BATCH = 8192
-"""Tokens per batch; a base model then needs half a gigabyte for activations."""
-ROWS = 128
-"""Predictions at a time, in float64: 30 MB per term at 30,522 tokens."""
+"""Tokens per batch; a base model then needs half a gigabyte for activations and scores."""
+ELEMENTS = 2**17
+"""Scores at a time in float64: 1 MB per term, so that a core's cache holds several, which halves the time."""
 P_G = "electra"
 """The objective whose replacements are drawn from p_G."""
 
@@ -70,7 +70,7 @@ def log_likelihood(d_X: Tensor, draws: Draws, mask_share: float) -> Tensor:
     return F.logsigmoid(log_replaced_X - torch.log1p(mask_share * draws.log_q_original_X.expm1()))
 
 
-def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Tensor | None) -> Draws:
+def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Tensor | None = None) -> Draws:
     """Returns the probabilities of the tokens `ids` under a sampler with these scores of its sampling head, if any.
 
     Where x is drawn in proportion to a weight that depends on whether it is the original (HP_Loss; `forbid_original`),
@@ -93,9 +93,10 @@ def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Ten
         log_q_X = weight_XV.gather(-1, x_X1)[..., 0] - weight_XV.logsumexp(-1)
         return Draws(log_p_G_X, log_q_X, log_q_X)
     total_XV = torch.logaddexp(log_sum_of_others(weight_XV), original_XV)  # by the original
-    mean_XV = log_sum_of_others(log_p_G_XV - total_XV) - log_sum_of_others(log_p_G_XV)
-    of_x = (original_XV - total_XV).gather(-1, x_X1), (weight_XV + mean_XV).gather(-1, x_X1)
-    return Draws(log_p_G_X, *(log_q_X1[..., 0] for log_q_X1 in of_x))
+    terms = (log_p_G_XV - total_XV, log_p_G_XV)
+    of_others_X, p_others_X = (term_XV.scatter(-1, x_X1, -torch.inf).logsumexp(-1) for term_XV in terms)
+    log_q_original_X = (original_XV - total_XV).gather(-1, x_X1)[..., 0]
+    return Draws(log_p_G_X, log_q_original_X, weight_XV.gather(-1, x_X1)[..., 0] + of_others_X - p_others_X)
 
 
 def log_sum_of_others(log_XV: Tensor) -> Tensor:
@@ -161,17 +162,18 @@ class Scorer(NamedTuple):
     def draws(self, ids_BL: Tensor) -> Draws:
         """Returns the probabilities of the tokens, each [B, T], with one token at a time masked."""
         sampling = self.sampling or Sampling(objective=P_G, mask_share=0.5)  # no discriminator: log p_G alone is used
+        heads = [self.generator, *(part for name, part in self.generator.items() if name == "sampling_head")]
         columns = []
         for position in range(1, ids_BL.shape[1] - 1):
             masked_BL = ids_BL.clone()
             masked_BL[:, position] = self.tokenizer.mask_token_id
-            hidden_BH = hidden(self.generator, masked_BL)[:, position]
-            parts = []
-            for part_XH, ids_X in zip(hidden_BH.split(ROWS), ids_BL[:, position].split(ROWS), strict=True):
-                log_p_G_XV = vocabulary_scores(self.generator, part_XH).log_softmax(-1)
-                has_head = "sampling_head" in self.generator
-                head_XV = vocabulary_scores(self.generator["sampling_head"], part_XH) if has_head else None
-                parts.append(draws_of(log_p_G_XV, ids_X, sampling, head_XV))
+            hidden_BH, ids_B = hidden(self.generator, masked_BL)[:, position], ids_BL[:, position]
+            scores = [head["generator_lm_head"](head["generator_predictions"](hidden_BH)) for head in heads]
+            rows, parts = max(1, ELEMENTS // scores[0].shape[1]), []
+            for start in range(0, len(ids_B), rows):
+                part = slice(start, start + rows)
+                log_p_G_XV, *head_XV = (score_BV[part].double() for score_BV in scores)
+                parts.append(draws_of(log_p_G_XV.log_softmax(-1), ids_B[part], sampling, *head_XV))
             columns.append(Draws(*map(torch.cat, zip(*parts, strict=True))))
         return Draws(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 
@@ -188,12 +190,6 @@ class Scorer(NamedTuple):
 def hidden(model: nn.ModuleDict, ids_BL: Tensor) -> Tensor:
     hidden_BLH: Tensor = model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
     return hidden_BLH
-
-
-def vocabulary_scores(head: nn.ModuleDict, hidden_XH: Tensor) -> Tensor:
-    """Returns a vocabulary head's scores in float64, [X, V]."""
-    scores_XV: Tensor = head["generator_lm_head"](head["generator_predictions"](hidden_XH))
-    return scores_XV.double()
 
 
 def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:

@@ -150,7 +150,7 @@ def test_scores_do_not_depend_on_batches_or_precision(
     together = scorer.scores([*SENTENCES, "Word1  word2 GOOD", "word2 word1 good"])
     assert together["Word1  word2 GOOD"] is together["word1 word2 good"]  # equal tokens tie exactly
     monkeypatch.setattr("finetune.scoring.TOKENS_PER_BATCH", 1)
-    monkeypatch.setattr("finetune.scoring.ROWS", 1)
+    monkeypatch.setattr("finetune.scoring.ELEMENTS", 1)
     scorer.discriminator.double()
     scorer.generator.double()
     for sentence in SENTENCES:
