@@ -27,7 +27,6 @@ HEAVY = (
     "matplotlib",
     "scipy",
     "sklearn",
-    "megatron",
 )
 
 # A path that does not exist, for each option that takes one.
