@@ -19,7 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
-from pretrain.model.encoder import Encoder, EncoderSizes, Packing, Stack, TiedEmbedding, initialize_matrix
+from pretrain.model.encoder import (
+    Encoder,
+    EncoderSizes,
+    Packing,
+    Stack,
+    TiedEmbedding,
+    TokenEmbeddings,
+    initialize_matrix,
+)
 from pretrain.model.heads import full_precision
 
 
@@ -57,21 +65,13 @@ class ModernConfig(EncoderSizes):
         return 10 * self.hidden_size + 4 * self.intermediate_size
 
 
-class WordEmbeddings(nn.Module):
+class WordEmbeddings(TokenEmbeddings):
     """The table of word embeddings, shared by the encoders: ids [B, L] -> [B, L, E]."""
 
     def __init__(self, config: ModernConfig) -> None:
         super().__init__()
         self.word_embeddings = TiedEmbedding(config.vocab_size, config.embedding_size)
         initialize_matrix(self.word_embeddings, config.initializer_range)
-
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Makes these weights, by name, the table that the encoder reads."""
-        self.load_state_dict(weights)
-
-    def plain(self) -> "WordEmbeddings":
-        """Returns embeddings whose table holds what the encoder reads: these."""
-        return self
 
     def forward(self, input_ids_BL: Tensor) -> Tensor:
         embedded_BLE: Tensor = self.word_embeddings(input_ids_BL)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError, model_validator
+from pydantic.main import IncEx
 
 from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError, StrictConfig, read_object
@@ -133,8 +134,8 @@ def differences(folder: Path, before: RunDescription | None, now: RunDescription
     """Yields a problem for each difference in configuration, data and vocabulary between the run that is already in
     `folder`, if any, and this one.
     """
-    excluded: Any = {"sampler": {"objective"}, "run": BOOKKEEPING}
-    excluded |= dict.fromkeys(("data", "precision", "hardware", "versions"), True)
+    changing = dict.fromkeys(("data", "precision", "hardware", "versions"), True)
+    excluded: dict[str, IncEx | bool] = {"sampler": {"objective"}, "run": BOOKKEEPING, **changing}
     old, new = (dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (before or now, now))
     for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
         if key in IN_WORDS:
