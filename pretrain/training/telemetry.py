@@ -94,8 +94,7 @@ class Telemetry:
         if self._due(self._run.histogram_every):
             counts = self._engine.sum_over_ranks(self._reported.distributions.clone())
             if self._log and self._first:
-                text = example(*self._first, self._vocabulary)
-                self._log.write_example(self._step, text, histograms(counts))
+                self._log.write_example(self._step, example(*self._first, self._vocabulary), histograms(counts))
             self._first = None
         if self._due(self._run.log_every):
             self._write_line(state, result)
