@@ -138,7 +138,7 @@ def summarize(seconds: dict[str, float]) -> int:
         f"\n{show(rows)}\n",
         "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
         f"in all   {sum(seconds.values()) / 60:.1f} minutes",
-        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
+        f"figures  {RUN}/evaluation/*.png",
         f"scores   {SCORES}/report.md",
         f"curves   tensorboard --logdir {RUN}",
         sep="\n",
