@@ -9,9 +9,7 @@ Shape letters: B batch, L length, T positions computed, E embedding size, H hidd
 F feed-forward size, X any leading dimensions.
 """
 
-import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 from pretrain.model import ops
 from pretrain.model.encoder import (
+    Disentangled,
     Encoder,
     EncoderSizes,
     Packing,
@@ -78,34 +77,13 @@ class WordEmbeddings(TokenEmbeddings):
         return embedded_BLE
 
 
-class DisentangledWords(WordEmbeddings):
-    """The discriminator's word embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta.
-
-    E_G is in `shared`; the table here holds Delta, 0 at the start.
-    """
-
-    def __init__(self, shared: WordEmbeddings) -> None:
-        nn.Module.__init__(self)
-        self.word_embeddings = copy.deepcopy(shared.word_embeddings)
-        nn.init.zeros_(self.word_embeddings.weight)
-        self.shared = shared
+class DisentangledWords(Disentangled, WordEmbeddings):
+    """`Disentangled` words."""
 
     def forward(self, input_ids_BL: Tensor) -> Tensor:
         with torch.no_grad():
             shared_BLE: Tensor = self.shared(input_ids_BL)
         return shared_BLE + super().forward(input_ids_BL)
-
-    @torch.no_grad()
-    def plain(self) -> WordEmbeddings:
-        """Returns embeddings with E_D in their table."""
-        total = copy.deepcopy(self.shared)
-        total.word_embeddings.weight += self.word_embeddings.weight
-        return total
-
-    @torch.no_grad()
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        (weight_VE,) = weights.values()
-        self.word_embeddings.weight.copy_(weight_VE - self.shared.word_embeddings.weight)
 
 
 class ModernEncoder(Encoder):
