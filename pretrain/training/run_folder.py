@@ -13,10 +13,9 @@ RUN/lock              held by the first rank of the command that trains here
 import importlib.metadata
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError, model_validator
 from pydantic.main import IncEx
@@ -86,7 +85,7 @@ class RunDescription(StrictConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_its_sampler(cls, values: Any) -> Any:
+    def _has_its_sampler(cls, values: dict[str, object]) -> dict[str, object]:
         """Checks that a sampler from a file is loaded, before its settings are read."""
         if isinstance(values.get("sampler"), dict):
             with suppress(ValidationError):  # the field itself reports it
@@ -200,7 +199,7 @@ def _in_use(folder: Path, who: str) -> ConfigError:
     )
 
 
-def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:
+def write_run(folder: Path, description: RunDescription, deepspeed: Mapping[str, object]) -> None:
     """Creates the run folder with tokenizer, resolved DeepSpeed configuration and description.
 
     Raises:
@@ -241,12 +240,12 @@ def read_run(folder: Path) -> RunDescription:
     return RunDescription.from_values(values, str(path))
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Writes a value as a JSON file, atomically."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields the values of nested sections, each with its dotted path, such as `model.layers`."""
     for key, value in values.items():
         if isinstance(value, dict):

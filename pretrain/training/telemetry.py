@@ -145,7 +145,7 @@ def speed(plan: Plan, steps: int, tokens: float, seconds: float, peak: float) ->
     }
 
 
-def work_done(plan: Plan, step: int) -> dict[str, Any]:
+def work_done(plan: Plan, step: int) -> dict[str, float | list[float]]:
     """Returns what a run has read and computed since its first step."""
     samples = step * plan.run.batch_size
     tokens = samples * plan.shards.mean_length
