@@ -118,7 +118,7 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
 
     for _ in range(2):
         step()
-    engine.barrier()
+    torch.distributed.barrier()
     before = bytes_sent()
     with Collectives(world.world_size) as collectives:
         for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""Fine-tuning results as Markdown tables and a figure, beside the paper's rows.
+"""Fine-tuning results as Markdown tables, beside the paper's rows.
 
 python finetune/report.py RUNS... [--output FILE]
 """
@@ -16,23 +16,19 @@ class ReportOptions(StrictConfig):
     runs: Annotated[tuple[Path, ...], POSITIONAL]
     """output folders of run_glue.py, run_squad.py or run_tagging.py"""
     output: Path | None = None
-    """Markdown file; the figure is written beside it as .png (report.md in the first of RUNS)"""
+    """Markdown file (report.md in the first of RUNS)"""
 
 
 def main(options: ReportOptions) -> None:
-    from finetune.reporting.figure import draw  # matplotlib and scipy, which --help need not wait for
-    from finetune.reporting.results import load_runs, make_rows
-    from finetune.reporting.tables import markdown, shown_tables
+    from finetune.reporting.results import load_runs, make_rows  # scipy, which --help need not wait for
+    from finetune.reporting.tables import markdown
 
-    rows = make_rows(load_runs(options.runs))
     outputs = [path if path.is_dir() else path.parent for path in options.runs]
     output = options.output or outputs[0] / "report.md"
-    text = markdown(rows, outputs)
+    text = markdown(make_rows(load_runs(options.runs)), outputs)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
-    panels = [table for table in shown_tables(rows) if not table.whole]  # the others repeat their columns
-    draw(rows, panels).savefig(output.with_suffix(".png"), dpi=150)
-    print(f"{text}\nwritten to {output} and {output.with_suffix('.png')}")
+    print(f"{text}\nwritten to {output}")
 
 
 if __name__ == "__main__":

@@ -126,8 +126,7 @@ def run_script(main: Callable[[Any], int | None]) -> NoReturn:
     of the time beside other work (docs/evidence/speed.md). OMP_WAIT_POLICY is obeyed instead if it is set.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    options_class = get_type_hints(main)["options"]
-    sys.exit(run_command(main, options_class, sys.modules[main.__module__].__doc__))
+    sys.exit(run_command(main, get_type_hints(main)["options"], sys.modules[main.__module__].__doc__))
 
 
 def _told(error: Exception) -> int:

@@ -77,7 +77,7 @@ class StrictConfig(StrictRecord):
 def _describe(config_class: type[BaseModel], item: Any) -> str:
     """Formats one pydantic error as `field: got VALUE, expected: DESCRIPTION`."""
     field = (
-        ".".join(key if key.isprintable() and len(key) <= SHOWN else shown(key) for key in map(str, item["loc"]))
+        ".".join(key if key.isprintable() and 0 < len(key) <= SHOWN else shown(key) for key in map(str, item["loc"]))
         or config_class.__name__
     )
     if item["type"] == "extra_forbidden":
@@ -173,7 +173,6 @@ def types_of(annotation: Any) -> list[Any]:
 def _known_fields(config_class: type[BaseModel], location: tuple[Any, ...]) -> str:
     for part in location[:-1]:
         field = config_class.model_fields.get(str(part))
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
-            return "remove it"
-        config_class = field.annotation
-    return one_of(location[-1], config_class.model_fields)
+        sections = [kind for kind in types_of(field and field.annotation) if isinstance(kind, type)]
+        config_class = next((kind for kind in sections if issubclass(kind, BaseModel)), BaseModel)
+    return one_of(location[-1], config_class.model_fields) if config_class.model_fields else "remove it"

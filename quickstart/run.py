@@ -7,7 +7,6 @@ runs/quickstart there first, and touches no other folder. Ends with a table of r
 code is 1 if a result misses its requirement in the table.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -135,12 +134,11 @@ def summarize(seconds: dict[str, float]) -> int:
     from quickstart.summary import read_results, show, table
 
     rows = table(read_results(RUN, SCORES))
-    (RUN / "gates.json").write_text(json.dumps([row._asdict() for row in rows]))
     print(
         f"\n{show(rows)}\n",
         "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),
         f"in all   {sum(seconds.values()) / 60:.1f} minutes",
-        f"figures  {RUN}/evaluation/*.png, {SCORES}/report.png",
+        f"figures  {RUN}/evaluation/*.png",
         f"scores   {SCORES}/report.md",
         f"curves   tensorboard --logdir {RUN}",
         sep="\n",

@@ -221,13 +221,11 @@ def load(options: GlueOptions) -> Iterator[LoadedTask]:
     Raises:
         ConfigError: as `select` and `load_task`.
     """
-    return map(partial(load_one, options), select(options))
-
-
-def load_one(options: GlueOptions, task: GlueTask) -> LoadedTask:
-    """Reads the files of a task."""
-    data = load_task(task, options.data_dir, tests=options.predict_test)
-    return LoadedTask(task, data.fingerprint(), partial(make_job, task, data), list(data.tests_by_path()))
+    read = ((task, load_task(task, options.data_dir, tests=options.predict_test)) for task in select(options))
+    return (
+        LoadedTask(task, data.fingerprint(), partial(make_job, task, data), list(data.tests_by_path()))
+        for task, data in read
+    )
 
 
 def score(names: Iterable[str], target: np.ndarray, predicted: np.ndarray) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Finished runs as tables and a figure beside the paper's; trains nothing."""
+"""Finished runs as tables beside the paper's; trains nothing."""

@@ -64,8 +64,7 @@ def open_model(name: str) -> ModelFolder:
         )
     files = sorted(entry for entry in path.iterdir() if entry.is_file())
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
-    sha256 = hashlib.sha256(names_and_contents).hexdigest()
-    return ModelFolder(path, sha256, config, tokenizer)
+    return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), config, tokenizer)
 
 
 def read_tokenizer_settings(path: Path) -> dict[str, Any]:

@@ -193,7 +193,6 @@ class Run:
                 engine_state = self.engine.full_state()  # collective
                 if self.world.is_first:
                     save(self.saving.folder, state.batches, engine_state, asdict(state), keep_last=1)
-                self.engine.barrier()
             if self.stopping:
                 raise Stopped
         loss_sum, state.loss_sum = state.loss_sum, 0.0

@@ -87,28 +87,24 @@ def sequence_sums(judgment: Judgment) -> np.ndarray:
 
 
 def estimate_quality(observations: Observations) -> dict[str, dict[str, ResampledStatistic]]:
-    """Returns Pearson and Spearman correlations of estimated and actual discriminator loss at the sampled tokens (paper
-    section 5), for originals, replaced tokens and both; empty if the objective has no estimate.
+    """Returns Pearson correlations of estimated and actual discriminator loss at the sampled tokens (paper section 5),
+    for originals, replaced tokens and both; empty if the objective has no estimate.
 
     `class_means` is a baseline that predicts the mean loss of each token's class. It is fitted on the losses that it is
-    judged by, which flatters it. The resamples of Spearman keep the ranks of the full sample.
+    judged by, which flatters it.
     """
-    from scipy.stats import rankdata
-
     estimated, actual, other = observations.estimated_loss, observations.actual_loss, observations.sampled_other
     if not len(estimated):
         return {}
     sequence, sequences = observations.sequence, observations.sequences
-    result: dict[str, dict[str, ResampledStatistic]] = {"pearson": {}, "spearman": {}}
-    for name, group in {"original": ~other, "replaced": other, "all": np.ones_like(other)}.items():
-        a, b, where = estimated[group], actual[group], sequence[group]
-        result["pearson"][name] = correlation(a, b, where, sequences)
-        result["spearman"][name] = correlation(rankdata(a), rankdata(b), where, sequences)
+    groups = {"original": ~other, "replaced": other, "all": np.ones_like(other)}
+    pearson = {
+        name: correlation(estimated[group], actual[group], sequence[group], sequences) for name, group in groups.items()
+    }
     means = np.where(other, *(actual[group].mean() if group.any() else 0.0 for group in (other, ~other)))
-    pearson = result["pearson"]
     pearson["class_means"] = correlation(means, actual, sequence, sequences)
     pearson["all_minus_class_means"] = pearson["all"].minus(pearson["class_means"])
-    return result
+    return {"pearson": pearson}
 
 
 def certainty(observations: Observations) -> tuple[list[ResampledStatistic], ResampledStatistic]:

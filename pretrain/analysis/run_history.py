@@ -17,8 +17,6 @@ from pretrain.presets import PRESETS, with_objective
 from pretrain.training.run_folder import CHECKPOINTS, LOCK, STARTS, RunDescription, flat, read_run
 from pretrain.training.run_log import RECORDS
 
-GATES = "gates.json"
-"""Acceptance criteria: a list of `{"name": ..., "value": ..., "demand": ..., "passed": true, false or null}`."""
 LONGEST_WARNING = 400
 """Maximum characters shown of a warning."""
 LARGEST = 1e30
@@ -48,7 +46,6 @@ class History(NamedTuple):
     log: Log
     starts: list[Record]
     ends: list[EndRecord]
-    gates: list[Record]
     checkpoints: list[int]
     nonfinite: list[int]
     """Steps whose loss or gradient was not finite."""
@@ -87,7 +84,6 @@ def read_history(folder: Path) -> History:
     Raises:
         ConfigError: it is not a run folder, or its run.json is damaged.
     """
-    gates = _parsed(b"".join(_lines(folder / GATES)))
     warnings = (
         line.decode(errors="replace").strip()[:LONGEST_WARNING]
         for line in _lines(rank_log(folder, 0))
@@ -99,7 +95,6 @@ def read_history(folder: Path) -> History:
         read_log(folder / RECORDS),
         read_starts(folder),
         read_records(folder),
-        _objects(gates if isinstance(gates, list) else []),
         _steps(folder / CHECKPOINTS, "step-*"),
         _steps(folder, "nonfinite-step-*.json"),
         Counter(warnings),

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foundation.config import ConfigError, counted
-from foundation.files import file_sha256, flush, make_folder, remove, sealed, unsealed
+from foundation.files import existing_part, file_sha256, flush, make_folder, remove, sealed, unsealed
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 MARKER = "complete.json"
@@ -105,7 +105,13 @@ def save(
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             remove(partial)
-        raise NotSaved(f"step {step}: {_why_not(folder, state, error)}") from error
+        tensors = (state.weights, *state.moments.values())
+        needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
+        free = shutil.disk_usage(existing_part(folder)).free
+        raise NotSaved(
+            f"step {step}: no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"
+            f" {free / 1e6:,.1f} MB are free; earlier ones are unchanged"
+        ) from error
     _prune(folder, step, keep_last, keep_every, say)
     return Checkpoint(final, step)
 
@@ -123,19 +129,6 @@ def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) 
     (partial / MARKER).write_bytes(marker_of(partial))
     flush(partial / MARKER)
     flush(partial)
-
-
-def _why_not(folder: Path, state: EngineState, error: Exception) -> str:
-    tensors = [state.weights, *state.moments.values()]
-    needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
-    free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
-    before = None
-    with suppress(ConfigError):  # the folder cannot be read, as `error` says
-        before = next((path for _, path in _by_step(folder)), None)
-    return (
-        f"no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"
-        f" {free / 1e6:,.1f} MB are free; " + (f"{before} is unchanged" if before else "there is no earlier one")
-    )
 
 
 def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:

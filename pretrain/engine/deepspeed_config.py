@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from foundation.config import ConfigError, counted, did_you_mean, one_of, parse_override, shown, without_duplicates
+from foundation.config import ConfigError, counted, one_of, parse_override, shown, without_duplicates
 from foundation.files import ROOT
 from foundation.machine import multiplies_bf16
-from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
+from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 from pretrain.engine.optim import AdamNumbers
 
 
@@ -156,34 +156,14 @@ def _check(values: Mapping[str, Any], place: str) -> DeepSpeedConfig:
     """Parses and checks the values; each problem starts with `place`.
 
     Raises:
-        ConfigError: lists every unknown key, or else every wrong value.
+        ConfigError: lists every unknown key and wrong value.
     """
     try:
-        if unknown := list(_unknown_keys(values, DeepSpeedConfig)):
-            raise ConfigError(*unknown)
         return DeepSpeedConfig.from_values(values)
     except ConfigError as error:
-        raise ConfigError(*(place + problem for problem in error.problems)) from None
-
-
-def _unknown_keys(values: Mapping[str, Any], schema: type[Section], path: str = "") -> Iterator[str]:
-    """Yields one problem for each key, at any level, that the schema lacks."""
-    for key, value in values.items():
-        field = schema.model_fields.get(key)
-        if field is None:
-            name = key if key.isidentifier() and len(key) <= 80 else shown(key)
-            yield f"{path}{name}: {_why_unknown(path + key, schema)}"
-        elif isinstance(value, Mapping):
-            for part in (field.annotation, *get_args(field.annotation)):
-                if isinstance(part, type) and issubclass(part, Section):
-                    yield from _unknown_keys(value, part, f"{path}{key}.")
-
-
-def _why_unknown(key_path: str, schema: type[Section]) -> str:
-    if key_path in REFUSED_KEYS:
-        return f"not used here; {REFUSED_KEYS[key_path]}"
-    known = f"; known here: {', '.join(schema.model_fields) or 'none'}"
-    return f"unknown key{did_you_mean(key_path.rpartition('.')[2], schema.model_fields) or known}"
+        problems = ((problem.partition(":")[0], problem) for problem in error.problems)
+        instead = {key: f"{key}: not used here; {reason}" for key, reason in REFUSED_KEYS.items()}
+        raise ConfigError(*(place + instead.get(key, problem) for key, problem in problems)) from None
 
 
 def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:

@@ -124,10 +124,6 @@ class Engine(Generic[Model_co]):
         dist.all_reduce(tensor)
         return tensor
 
-    def barrier(self) -> None:
-        """Waits for every rank."""
-        dist.barrier()
-
     @torch.no_grad()
     def full_state(self) -> EngineState:
         """Returns the state of the whole job; its tensors are complete on the first rank and absent on the others.

@@ -149,8 +149,8 @@ class Electra(Detection):
         super().__init__(model, objective, vocab_size, special_mask_id)
         generator, discriminator = self.encoders(model, vocab_size)
         embeddings = model.parts.embeddings(discriminator)
-        self.generator: Encoder = model.parts.encoder(generator, embeddings)
-        self.generator_predictions: nn.Module = model.parts.transform(generator)
+        self.generator = model.parts.encoder(generator, embeddings)
+        self.generator_predictions = model.parts.transform(generator)
         self.generator_lm_head = VocabularyScores(generator)
         self.discriminator = model.parts.encoder(discriminator, embeddings)
         if model.embedding_sharing == "nes":

@@ -77,7 +77,7 @@ class HPLoss(SamplingHead):
     def start(self) -> None:
         """With `sampling_start` = `proposal`, starts at z = 0: all tokens' estimated losses are equal, so p_S = p_G."""
         if self.objective.sampling_start == "proposal":
-            self.sampler_transform.LayerNorm.weight.zero_()
+            self.sampler_transform.get_parameter("LayerNorm.weight").zero_()
 
     def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
         z, q = self.score(prediction.hidden_BKH), prediction.p.tempered(self.objective.temperature)

@@ -5,14 +5,12 @@ Shape letters: B batch, K masked positions per sequence.
 
 from typing import Literal
 
-from torch import nn
-
 from pretrain.data.batches import Batch
 from pretrain.method.electra import masked_states
 from pretrain.method.objective import MaskedLMOutput, Objective, PredictionConfig
 from pretrain.method.sampling import predict
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import Encoder, EncoderSizes
+from pretrain.model.encoder import EncoderSizes
 from pretrain.model.heads import Scores, VocabularyScores
 
 
@@ -30,8 +28,8 @@ class MaskedLM(Objective):
     def __init__(self, model: ModelConfig, objective: Config, vocab_size: int, special_mask_id: int) -> None:
         super().__init__(model, objective, vocab_size, special_mask_id)
         (config,) = self.encoders(model, vocab_size)
-        self.electra: Encoder = model.parts.encoder(config)
-        self.generator_predictions: nn.Module = model.parts.transform(config)
+        self.electra = model.parts.encoder(config)
+        self.generator_predictions = model.parts.transform(config)
         self.generator_lm_head = VocabularyScores(config)
 
     @staticmethod

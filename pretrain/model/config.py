@@ -2,18 +2,24 @@
 
 import math
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
+from torch import nn
 
 from foundation.config import StrictConfig
 from pretrain.model.encoder import (
     DisentangledEmbeddings,
     ElectraEncoder,
     Embeddings,
+    Encoder,
     EncoderConfig,
     EncoderSizes,
     LayerStack,
+    Stack,
+    TokenEmbeddings,
 )
 from pretrain.model.heads import DiscriminatorHead, VocabularyTransform
 from pretrain.model.modern import (
@@ -37,16 +43,16 @@ WIDEST_HEAD = 128
 class Parts(NamedTuple):
     """The modules of one kind of encoder; each is built from the configuration of an encoder."""
 
-    encoder: Any
+    encoder: Callable[..., Encoder]
     """The encoder, built from its configuration and embeddings."""
-    embeddings: Any
-    disentangled: Any
+    embeddings: Callable[..., TokenEmbeddings]
+    disentangled: Callable[..., TokenEmbeddings]
     """Embeddings of a discriminator under gradient-disentangled sharing, built from the generator's."""
-    transform: Any
+    transform: Callable[..., nn.Module]
     """Maps hidden states to the space of word embeddings, for scores over the vocabulary."""
-    detector: Any
+    detector: Callable[..., nn.Module]
     """Maps hidden states to the discriminator's logits."""
-    layers: Any
+    layers: Callable[..., Stack]
     """The layers without embeddings, which a forecast times."""
 
 
@@ -110,7 +116,7 @@ class ModelConfig(StrictConfig):
         return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)
 
     def _encoder(self, vocab_size: int, hidden_size: int, heads: int, intermediate_size: int) -> EncoderSizes:
-        return self.encoder(
+        return self.encoder()(
             vocab_size=vocab_size,
             embedding_size=self.embedding_size,
             hidden_size=hidden_size,
@@ -124,8 +130,8 @@ class ModelConfig(StrictConfig):
         )
 
     @abstractmethod
-    def encoder(self, **sizes: Any) -> EncoderSizes:
-        """Returns the configuration of an encoder with these sizes."""
+    def encoder(self) -> Callable[..., EncoderSizes]:
+        """Returns the configuration of an encoder as a function of its sizes."""
 
 
 class ElectraModelConfig(ModelConfig):
@@ -142,9 +148,9 @@ class ElectraModelConfig(ModelConfig):
     layer_norm_eps: float = Field(default=1e-12, ge=1e-30, le=0.01)
     """Added to the variance in every LayerNorm (BERT and google-research/electra; 1e-5 in microsoft/mpnet-base)."""
 
-    def encoder(self, **sizes: Any) -> EncoderConfig:
-        return EncoderConfig(
-            **sizes,
+    def encoder(self) -> Callable[..., EncoderConfig]:
+        return partial(
+            EncoderConfig,
             relative_position=self.relative_position,
             relative_bias_init=self.relative_bias_init,
             layer_norm_eps=self.layer_norm_eps,
@@ -170,9 +176,9 @@ class ModernModelConfig(ModelConfig):
     local_theta: float = Field(default=10_000.0, gt=1, le=1e9)
     """Base of rotary positions where attention is to a window (ModernBERT)."""
 
-    def encoder(self, **sizes: Any) -> ModernConfig:
-        own = self.model_dump(include={"global_every", "window", "global_theta", "local_theta"})
-        return ModernConfig(**sizes, **own)
+    def encoder(self) -> Callable[..., ModernConfig]:
+        own = {"global_every", "window", "global_theta", "local_theta"}
+        return partial(ModernConfig, **self.model_dump(include=own))
 
 
 KINDS: dict[str, type[ModelConfig]] = {"electra": ElectraModelConfig, "modern": ModernModelConfig}

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Literal, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,15 +90,27 @@ class EncoderConfig(EncoderSizes):
 
 
 DISENTANGLED = ("word_embeddings.weight", "position_embeddings.weight")
-"""The tables in which `DisentangledEmbeddings` holds Delta."""
+"""The tables in which `Disentangled` holds Delta."""
 
 
-class Embeddings(nn.Module):
-    """Word, position and segment embeddings summed, then LayerNorm and dropout: ids [B, L] -> [B, L, E].
-
-    Generator and discriminator share one instance (paper section 3.1, after ELECTRA), unless
-    `model.embedding_sharing` says otherwise.
+class TokenEmbeddings(nn.Module):
+    """What an encoder reads tokens by; generator and discriminator share one instance (paper section 3.1, after
+    ELECTRA), unless `model.embedding_sharing` says otherwise.
     """
+
+    word_embeddings: "TiedEmbedding"
+
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Sets the embeddings to `weights`, by name; disentangled embeddings set Delta so that E_D equals them."""
+        self.load_state_dict(weights)
+
+    def plain(self) -> "TokenEmbeddings":
+        """Returns the embeddings as a single ordinary module: here, this module itself."""
+        return self
+
+
+class Embeddings(TokenEmbeddings):
+    """Word, position and segment embeddings summed, then LayerNorm and dropout: ids [B, L] -> [B, L, E]."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -109,48 +121,31 @@ class Embeddings(nn.Module):
         self.LayerNorm = ops.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = ops.Dropout(config.hidden_dropout_prob)
 
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Sets the embeddings to `weights`, by name; disentangled embeddings set Delta so that E_D equals them."""
-        self.load_state_dict(weights)
-
-    def plain(self) -> "Embeddings":
-        """Returns the embeddings as a single ordinary module: here, this module itself."""
-        return self
-
     def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
         embedded_BLE = self.word_embeddings(input_ids_BL) + self.token_type_embeddings(token_type_ids_BL)
         return self.dropout(self.LayerNorm(embedded_BLE + self.position_embeddings(position_L)))
 
 
-class DisentangledEmbeddings(Embeddings):
+class Disentangled(TokenEmbeddings):
     """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
-    and positions, with its own segment embeddings and LayerNorm.
+    and positions, and its own parameters for the rest.
 
     `shared` is the generator's module, with E_G; the tables here hold Delta, 0 at the start. Rows, not tables, are
     added: under ZeRO-3 a table exists only while its own module runs.
     """
 
-    def __init__(self, shared: Embeddings) -> None:
+    def __init__(self, shared: TokenEmbeddings) -> None:
         nn.Module.__init__(self)  # copying draws no random numbers, so all other weights equal a shared instance's
         for name, part in copy.deepcopy(shared).named_children():
             self.add_module(name, part)
+        for name, weight in self.named_parameters():
+            if name in DISENTANGLED:
+                nn.init.zeros_(weight)
         self.shared = shared
-        for delta in (self.word_embeddings, self.position_embeddings):
-            nn.init.zeros_(delta.weight)
-
-    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
-        position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
-        with torch.no_grad():
-            word_BLE = self.shared.word_embeddings(input_ids_BL)
-            position_LE = self.shared.position_embeddings(position_L)
-        word_BLE = word_BLE + self.word_embeddings(input_ids_BL)
-        position_LE = position_LE + self.position_embeddings(position_L)
-        embedded_BLE = word_BLE + self.token_type_embeddings(token_type_ids_BL)
-        return self.dropout(self.LayerNorm(embedded_BLE + position_LE))
 
     @torch.no_grad()
-    def plain(self) -> Embeddings:
+    def plain(self) -> TokenEmbeddings:
         """Returns the embeddings as a single ordinary module, with E_D in its tables."""
         total = copy.deepcopy(self.shared)
         for name, weight in total.named_parameters():
@@ -163,6 +158,22 @@ class DisentangledEmbeddings(Embeddings):
         for name, weight in weights.items():
             shared = self.shared.get_parameter(name)
             self.get_parameter(name).copy_(weight - shared if name in DISENTANGLED else weight)
+
+
+class DisentangledEmbeddings(Disentangled, Embeddings):
+    """`Disentangled` words and positions, with segment embeddings and LayerNorm of its own."""
+
+    shared: Embeddings
+
+    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
+        position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
+        with torch.no_grad():
+            word_BLE = self.shared.word_embeddings(input_ids_BL)
+            position_LE = self.shared.position_embeddings(position_L)
+        word_BLE = word_BLE + self.word_embeddings(input_ids_BL)
+        position_LE = position_LE + self.position_embeddings(position_L)
+        embedded_BLE = word_BLE + self.token_type_embeddings(token_type_ids_BL)
+        return self.dropout(self.LayerNorm(embedded_BLE + position_LE))
 
 
 class TiedEmbedding(nn.Embedding):
@@ -190,7 +201,7 @@ class Encoder(nn.Module):
     """
 
     config: EncoderSizes
-    embeddings: Any
+    embeddings: TokenEmbeddings
 
     def standalone(self) -> Self:
         """Returns the encoder for export: itself or, with disentangled embeddings, a copy whose embeddings hold E_D.
@@ -268,7 +279,7 @@ class Stack(nn.Module):
     def packing(self, visible_BL: Tensor) -> Packing:
         return Packing(visible_BL.shape, ops.tokens_of(visible_BL) if self.packs else None)
 
-    def run(self, layer: nn.Module, *inputs: Any) -> Tensor:
+    def run(self, layer: nn.Module, *inputs: Tensor | Packing | ops.Bias) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
             return cast(Tensor, checkpoint(layer, *inputs, use_reentrant=False))
         return cast(Tensor, layer(*inputs))
@@ -294,7 +305,7 @@ class LayerStack(Stack):
             hidden_TH = self.run(layer, hidden_TH, packing, bias)
         return packing.pad(hidden_TH)
 
-    def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> Any:
+    def attention_bias(self, visible_BL: Tensor, dtype: torch.dtype) -> ops.Bias:
         """Returns the bias added to the scaled scores, built once for all layers: relative position and padding."""
         buckets = self.config.relative_attention_num_buckets
         max_distance = self.config.relative_attention_max_distance
@@ -317,7 +328,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = ResidualOutput(config.intermediate_size, config)
 
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: Any) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias) -> Tensor:
         attended_TH = self.attention(hidden_TH, packing, bias)
         return self.output(self.intermediate(attended_TH), attended_TH)
 
@@ -330,7 +341,7 @@ class Attention(nn.Module):
         self.self = SelfAttention(config)
         self.output = ResidualOutput(config.hidden_size, config)
 
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: Any) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias) -> Tensor:
         return self.output(self.self(hidden_TH, packing, bias), hidden_TH)
 
 
@@ -345,7 +356,7 @@ class SelfAttention(nn.Module):
         self.key = ops.Linear(config.hidden_size, config.hidden_size)
         self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: Any) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias) -> Tensor:
         projected = ops.linears(hidden_TH, (self.query, self.key, self.value))
         query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.num_heads) for part_TH in projected)
         context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)

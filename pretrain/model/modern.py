@@ -9,9 +9,7 @@ Shape letters: B batch, L length, T positions computed, E embedding size, H hidd
 F feed-forward size, X any leading dimensions.
 """
 
-import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
-from pretrain.model.encoder import Encoder, EncoderSizes, Packing, Stack, TiedEmbedding, initialize_matrix
+from pretrain.model.encoder import (
+    Disentangled,
+    Encoder,
+    EncoderSizes,
+    Packing,
+    Stack,
+    TiedEmbedding,
+    TokenEmbeddings,
+    initialize_matrix,
+)
 from pretrain.model.heads import full_precision
 
 
@@ -57,7 +64,7 @@ class ModernConfig(EncoderSizes):
         return 10 * self.hidden_size + 4 * self.intermediate_size
 
 
-class WordEmbeddings(nn.Module):
+class WordEmbeddings(TokenEmbeddings):
     """The table of word embeddings, shared by the encoders: ids [B, L] -> [B, L, E]."""
 
     def __init__(self, config: ModernConfig) -> None:
@@ -65,47 +72,18 @@ class WordEmbeddings(nn.Module):
         self.word_embeddings = TiedEmbedding(config.vocab_size, config.embedding_size)
         initialize_matrix(self.word_embeddings, config.initializer_range)
 
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Makes these weights, by name, the table that the encoder reads."""
-        self.load_state_dict(weights)
-
-    def plain(self) -> "WordEmbeddings":
-        """Returns embeddings whose table holds what the encoder reads: these."""
-        return self
-
     def forward(self, input_ids_BL: Tensor) -> Tensor:
         embedded_BLE: Tensor = self.word_embeddings(input_ids_BL)
         return embedded_BLE
 
 
-class DisentangledWords(WordEmbeddings):
-    """The discriminator's word embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta.
-
-    E_G is in `shared`; the table here holds Delta, 0 at the start.
-    """
-
-    def __init__(self, shared: WordEmbeddings) -> None:
-        nn.Module.__init__(self)
-        self.word_embeddings = copy.deepcopy(shared.word_embeddings)
-        nn.init.zeros_(self.word_embeddings.weight)
-        self.shared = shared
+class DisentangledWords(Disentangled, WordEmbeddings):
+    """`Disentangled` words."""
 
     def forward(self, input_ids_BL: Tensor) -> Tensor:
         with torch.no_grad():
             shared_BLE: Tensor = self.shared(input_ids_BL)
         return shared_BLE + super().forward(input_ids_BL)
-
-    @torch.no_grad()
-    def plain(self) -> WordEmbeddings:
-        """Returns embeddings with E_D in their table."""
-        total = copy.deepcopy(self.shared)
-        total.word_embeddings.weight += self.word_embeddings.weight
-        return total
-
-    @torch.no_grad()
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        (weight_VE,) = weights.values()
-        self.word_embeddings.weight.copy_(weight_VE - self.shared.word_embeddings.weight)
 
 
 class ModernEncoder(Encoder):

@@ -9,7 +9,7 @@ B batch, N heads, L length, D head size, T tokens.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,28 @@ from torch import Tensor, nn
 from pretrain.model.distribution import Distribution
 
 
+class RelativeBias(NamedTuple):
+    """The relative bias and the padding mask without a tensor [B, N, L, L], as `triton_attention` reads them."""
+
+    lengths_B: Tensor
+    table_NR: Tensor | None
+    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32."""
+    tiles_NTMK: Tensor | None
+    """The biases that the kernels read, in the model's precision: one tile for each distance between tiles, from -T//2
+    to T//2."""
+
+
+Bias = Tensor | RelativeBias
+"""What `attention_bias` returns and `attend` takes."""
+
+
 def attention_bias(
     visible_BL: Tensor,
     relative: Callable[[Tensor], Tensor] | None,
     max_distance: int,
     head_size: int,
     dtype: torch.dtype,
-) -> Any:
+) -> Bias:
     """Returns the `bias` of `attend`: relative position and padding mask, [B, N, L, L], or only the mask, [B, 1, 1, L].
 
     `relative` maps distances [X] (key position minus query position) to biases [X, N], constant from `max_distance` on
@@ -39,8 +54,9 @@ def attention_bias(
     return bias_1NLL.masked_fill(invisible_B11L, lowest)
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Bias, dropout: float) -> Tensor:
     """Returns softmax(Q K^T / sqrt(D) + bias) V, dropout on the probabilities; `bias` is from `attention_bias`."""
+    assert isinstance(bias, Tensor)
     return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
 
 

@@ -17,7 +17,7 @@ biases, M queries and K keys of a tile.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,42 +34,31 @@ BITS = 16
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-class RelativeBias(NamedTuple):
-    """The relative bias and the padding mask, as the `bias` of `attend`."""
-
-    lengths_B: Tensor
-    table_NR: Tensor | None
-    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32."""
-    tiles_NTMK: Tensor | None
-    """The biases that the kernels read, in the model's precision: one tile for each distance between tiles, from -T//2
-    to T//2."""
-
-
 def attention_bias(
     visible_BL: Tensor,
     relative: Callable[[Tensor], Tensor] | None,
     max_distance: int,
     head_size: int,
     dtype: torch.dtype,
-) -> Any:
+) -> ops.Bias:
     """Computes `ops.attention_bias`, as tables instead of a tensor with the size L x L."""
     if dtype not in DTYPES or head_size > WIDEST_HEAD:
         return PLAIN_BIAS(visible_BL, relative, max_distance, head_size, dtype)
     lengths_B, device, side = visible_BL.sum(1, dtype=torch.int32), visible_BL.device, side_of(head_size)
     if relative is None:
-        return RelativeBias(lengths_B, None, None)
+        return ops.RelativeBias(lengths_B, None, None)
     span = min((max_distance + side - 2) // side, cdiv(visible_BL.shape[1], side) - 1)  # tiles beyond have one bias
     half = (span + 1) * side
     table_NR = relative(torch.arange(-half, half, device=device)).T.float().contiguous()
     place_M = torch.arange(side, device=device)
     index_TMK = torch.arange(0, 2 * half + 1, side, device=device)[:, None, None] + place_M - place_M[:, None]
     tiles_NTMK = table_NR.detach().to(dtype)[:, index_TMK.clamp_(0, 2 * half - 1)]
-    return RelativeBias(lengths_B, table_NR, tiles_NTMK)
+    return ops.RelativeBias(lengths_B, table_NR, tiles_NTMK)
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Any, dropout: float) -> Tensor:
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.Bias, dropout: float) -> Tensor:
     """Computes `ops.attend`; rows of padding are zero."""
-    if not isinstance(bias, RelativeBias):
+    if not isinstance(bias, ops.RelativeBias):
         return PLAIN_ATTEND(query_BNLD, key_BNLD, value_BNLD, bias, dropout)
     lengths_B, table_NR, tiles_NTMK = bias
     if tiles_NTMK is None:

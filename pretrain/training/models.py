@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,8 +114,8 @@ def donors_of(description: RunDescription, folder: Path, load_model: Callable[[]
     kind = objective_class(run.objective.name)
     first, *others = kind.encoders(run.model, description.vocab_size)
     if not others:
-        role: Any = "generator" if isinstance(run.objective, PredictionConfig) else "discriminator"
-        return (Donor(role, folder, first, tokenizer, lambda: weights(".")),)
+        predicts = isinstance(run.objective, PredictionConfig)
+        return (Donor("generator" if predicts else "discriminator", folder, first, tokenizer, lambda: weights(".")),)
     return (
         Donor("generator", folder, first, tokenizer, lambda: weights("generator")),
         Donor("discriminator", folder, others[0], tokenizer, lambda: weights(".")),

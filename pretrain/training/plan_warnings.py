@@ -167,17 +167,14 @@ def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
 
 def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
     """Returns the estimated memory of one process."""
-    manifest = plan.shards.manifest
-    lengths = manifest.vocab_size, manifest.seq_length
-    return memory_per_process(plan.deepspeed, plan.target.processes, parameters, plan.run, *lengths, machine.capability)
+    return memory_per_process(plan.deepspeed, plan.target.processes, parameters, *plan.sizes, machine.capability)
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
     """Returns the bytes of all checkpoints that exist at the same time."""
     run = plan.run
     kept = run.keep_checkpoints + (run.optim.steps // run.keep_every if run.keep_every else 0)
-    checkpoint = parameters * (MASTER_BYTES + MOMENTS_BYTES)
-    return (kept + 1) * checkpoint  # a new one is written before an old one is removed
+    return (kept + 1) * parameters * (MASTER_BYTES + MOMENTS_BYTES)  # a new one is written before an old one is removed
 
 
 def disk_shortage(plan: Plan, parameters: int) -> Iterator[str]:

@@ -13,12 +13,12 @@ RUN/lock              held by the first rank of the command that trains here
 import importlib.metadata
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError, model_validator
+from pydantic.main import IncEx
 
 from data_prep.masking import mask_size
 from data_prep.tokens import SubwordTokenizer
@@ -91,7 +91,7 @@ class RunDescription(StrictConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_its_sampler(cls, values: Any) -> Any:
+    def _has_its_sampler(cls, values: dict[str, object]) -> dict[str, object]:
         """Checks that a sampler from a file is loaded, before its settings are read."""
         if isinstance(values.get("sampler"), dict):
             with suppress(ValidationError):  # the field itself reports it
@@ -139,8 +139,8 @@ def differences(folder: Path, before: RunDescription | None, now: RunDescription
     """Yields a problem for each difference in configuration, data and vocabulary between the run that is already in
     `folder`, if any, and this one.
     """
-    excluded: Any = {"sampler": {"objective"}, "run": BOOKKEEPING}
-    excluded |= dict.fromkeys(("data", "precision", "hardware", "versions"), True)
+    changing = dict.fromkeys(("data", "precision", "hardware", "versions"), True)
+    excluded: dict[str, IncEx | bool] = {"sampler": {"objective"}, "run": BOOKKEEPING, **changing}
     old, new = (dict(flat(part.model_dump(mode="json", exclude=excluded))) for part in (before or now, now))
     for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
         if key in IN_WORDS:
@@ -205,7 +205,7 @@ def _in_use(folder: Path, who: str) -> ConfigError:
     )
 
 
-def write_run(folder: Path, description: RunDescription, deepspeed: dict[str, Any]) -> None:
+def write_run(folder: Path, description: RunDescription, deepspeed: Mapping[str, object]) -> None:
     """Creates the run folder with tokenizer, resolved DeepSpeed configuration and description.
 
     Raises:
@@ -246,12 +246,12 @@ def read_run(folder: Path) -> RunDescription:
     return RunDescription.from_values(values, str(path))
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Writes a value as a JSON file, atomically."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields the values of nested sections, each with its dotted path, such as `model.layers`."""
     for key, value in values.items():
         if isinstance(value, dict):

@@ -81,8 +81,7 @@ class RunLog:
         """
         self._write_record("example", step, {"text": text})
         named = {curve_name("train", name): histogram for name, histogram in histograms.items()}
-        examples = {curve_name("train", "example"): text}
-        self._draw(step, Curves(histograms=named, texts=examples))
+        self._draw(step, Curves(histograms=named, texts={curve_name("train", "example"): text}))
 
     def _draw(self, step: int, curves: Curves) -> None:
         if not self._unwritten:

@@ -94,8 +94,7 @@ class Telemetry:
         if self._due(self._run.histogram_every):
             counts = self._engine.sum_over_ranks(self._reported.distributions.clone())
             if self._log and self._first:
-                text = example(*self._first, self._vocabulary)
-                self._log.write_example(self._step, text, histograms(counts))
+                self._log.write_example(self._step, example(*self._first, self._vocabulary), histograms(counts))
             self._first = None
         if self._due(self._run.log_every):
             self._write_line(state, result)
@@ -146,7 +145,7 @@ def speed(plan: Plan, steps: int, tokens: float, seconds: float, peak: float) ->
     }
 
 
-def work_done(plan: Plan, step: int) -> dict[str, Any]:
+def work_done(plan: Plan, step: int) -> dict[str, float | list[float]]:
     """Returns what a run has read and computed since its first step."""
     samples = step * plan.run.batch_size
     tokens = samples * plan.shards.mean_length
@@ -242,7 +241,6 @@ def record_start(folder: Path, engine: Engine, step: int, machine: Machine) -> N
         "micro_batch_size": engine.config.micro_batch_size,
         "accumulation_steps": engine.config.accumulation_steps,
         "matrix_peak_tflops": machine.products / 1e12,
-        **({} if cuda else {"fp32_peak_tflops": machine.fp32_products / 1e12}),
         "code": code_version(),
         "cuda": torch.version.cuda,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},

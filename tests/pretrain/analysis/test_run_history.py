@@ -79,12 +79,11 @@ def test_the_state_tells_how_the_run_ended(tmp_path: Path) -> None:
 def test_a_run_that_failed_at_its_start_has_a_history(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "starts.jsonl").write_bytes(b'{"step": 0}\n\xff\n[1]\n')
-    (tmp_path / "gates.json").write_bytes(b"{torn")
     (tmp_path / "nonfinite-step-1.json").touch()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0000.log").write_bytes(b"WARNING: disk\nx\nWARNING: disk\nWARNING: \xff\n")
     history = read_history(tmp_path)
-    assert (history.step, history.log.train, history.starts, history.gates) == (0, [], [{"step": 0}], [])
+    assert (history.step, history.log.train, history.starts) == (0, [], [{"step": 0}])
     assert history.nonfinite == [1] and history.warnings["WARNING: disk"] == 2 and len(history.warnings) == 2
 
 

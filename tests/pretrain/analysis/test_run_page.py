@@ -73,8 +73,6 @@ def test_text_written_by_others_is_escaped(tmp_path: Path) -> None:
     (folder / "logs" / "rank-0000.log").write_text(f"WARNING: {HOSTILE}\n")
     names = ("time", "step", "first_host", "device", "precision", "code")
     (folder / "starts.jsonl").write_text(json.dumps(dict.fromkeys(names, HOSTILE) | {"processes": [HOSTILE]}))
-    gate = {"name": HOSTILE, "value": {"a": HOSTILE}, "demand": [HOSTILE], "passed": HOSTILE}
-    (folder / "gates.json").write_text(json.dumps([gate, {}, 3, HOSTILE]))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "example", "step": 50, "text": f"[CLS] [a->b]! {HOSTILE}"}) + "\n")
     other = write_run(tmp_path / "other", 50)
@@ -147,8 +145,6 @@ def test_whatever_the_values_of_a_log_are_there_is_a_page_without_nan(given: tup
     (tmp_path / "metrics.jsonl").write_text("\n".join(texts * 2) + "\n")
     starts = [f'{{"step": {value}, "zero_stage": {value}}}\n' for value in given]
     (tmp_path / "starts.jsonl").write_text("".join(starts))
-    gates = [f'{{"name": "AUC", "value": {value}, "demand": {value}}}' for value in given]
-    (tmp_path / "gates.json").write_text(f"[{', '.join(gates)}]")
     page = page_of(tmp_path)
     assert not re.search(r"\bnan\b|Infinity|\binf\b", page.text, re.IGNORECASE)
 
@@ -159,16 +155,6 @@ def test_a_setting_that_differs_from_the_preset_is_shown_beside_it(tmp_path: Pat
         ("batch_size", "64", "32"),
         ("seed", "0", "7"),
     ]
-
-
-def test_demands_are_shown_with_the_verdict(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    gates = [
-        {"name": "AUC", "value": "0.7", "demand": "at least 0.65", "passed": passed} for passed in (True, False, None)
-    ]
-    (tmp_path / "gates.json").write_text(json.dumps(gates))
-    before, _ = page_of(tmp_path).source.split("Nothing is logged yet")
-    assert re.findall(r"<td>AUC</td><td>0.7</td><td>at least 0.65</td><td>(\w*)</td>", before) == ["true", "false", ""]
 
 
 def test_every_quantity_is_explained_by_the_reference() -> None:

@@ -140,8 +140,8 @@ def test_an_override_reaches_every_level_creates_sections_and_keeps_the_rest() -
 
 
 WRONG_OVERRIDES = [
-    ("gradient_cliping=1", "gradient_cliping: unknown key; did you mean 'gradient_clipping'?"),
-    ("zero_optimization.overlap_com=true", "zero_optimization.overlap_com: unknown key; did you mean 'overlap_comm'?"),
+    ("gradient_cliping=1", "gradient_cliping: unknown key; expected one of train_batch_size, "),
+    ("zero_optimization.overlap_com=true", "zero_optimization.overlap_com: unknown key; expected one of stage, "),
     ("scheduler.type=WarmupLR", "scheduler: not used here; the run owns the learning rate: set optim.lr"),
     ("gradient_clipping=1", "gradient_clipping: got 1, expected: input should be 'auto'"),
     ("zero_optimization.stage=4", "zero_optimization.stage: got 4, expected: input should be 0, 1, 2 or 3"),
@@ -153,8 +153,8 @@ WRONG_OVERRIDES = [
     ('fp16={"enabled": true, "enabled": false}', "fp16: got '{"),
     (f"{OFFLOAD}.device=nvme", f"{OFFLOAD}.device: got 'nvme', expected: input should be 'none' or 'cpu'"),
     ("bf16.enabled=True", "bf16.enabled: got 'True', expected: input should be a valid boolean"),
-    (".stage=1", "'': unknown key; known here: train_batch_size"),
-    ("=1", "'': unknown key; known here: train_batch_size"),
+    (".stage=1", "'': unknown key; expected one of train_batch_size, "),
+    ("=1", "'': unknown key; expected one of train_batch_size, "),
 ]
 
 
@@ -193,7 +193,8 @@ def test_a_misspelled_key_at_any_level_is_refused_with_the_right_one(path: tuple
 
 def test_an_unknown_key_that_deepspeed_silently_accepts_is_refused() -> None:
     said = problems(values_of("zero1_fp32") | {"gradient_cliping": 1.0})
-    assert "gradient_cliping: unknown key; did you mean 'gradient_clipping'?" in said
+    assert said.startswith("deepspeed config: gradient_cliping: unknown key; expected one of train_batch_size, ")
+    assert said.endswith("; did you mean 'gradient_clipping'?")
 
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)

@@ -25,7 +25,7 @@ EXAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
 def test_the_cpu_version_has_the_same_parameters_and_the_same_results_within_rounding(name: str) -> None:
     torch.manual_seed(0)
     plain, form, values = PLAIN[name], getattr(cpu_ops, name), EXAMPLES[name]()
-    assert inspect.signature(form) == inspect.signature(plain)
+    assert [*inspect.signature(form).parameters] == [*inspect.signature(plain).parameters]
     torch.testing.assert_close(form(*values), plain(*values))
 
 

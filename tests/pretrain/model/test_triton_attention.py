@@ -12,8 +12,8 @@ from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 
 pytest.importorskip("triton")
 
-from pretrain.model import cuda_ops, triton_attention
-from pretrain.model.triton_attention import RelativeBias, attend, attention_bias
+from pretrain.model import cuda_ops, ops, triton_attention
+from pretrain.model.triton_attention import attend, attention_bias
 
 EXACT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Norm of the error allowed, relative to the norm of the result."""
@@ -233,7 +233,7 @@ def test_the_gradients_of_a_heads_biases_sum_to_zero() -> None:
 def test_the_table_by_distance_has_no_size_of_length_squared() -> None:
     visible_BL = torch.ones(2, 2048, dtype=torch.bool)
     bias = attention_bias(visible_BL, lambda d_X: torch.ones(len(d_X), 3), 128, 64, torch.half)
-    assert isinstance(bias, RelativeBias) and bias.table_NR is not None and bias.tiles_NTMK is not None
+    assert isinstance(bias, ops.RelativeBias) and bias.table_NR is not None and bias.tiles_NTMK is not None
     assert bias.table_NR.shape == (3, 2 * 3 * 64) and bias.tiles_NTMK.shape == (3, 7, 64, 64)
 
 
