@@ -4,8 +4,10 @@ python data_prep/inspect_shards.py data/wikibooks --verify --show 3
 """
 
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +38,7 @@ class InspectOptions(StrictConfig):
     folder: Annotated[Path, POSITIONAL]
     """shard folder"""
     verify: bool = False
-    """check every checksum, sequence and mask"""
+    """check every checksum, sequence and mask, also through megatron-core's reader"""
     show: int = Field(0, ge=0)
     """sequences to print, masked tokens marked"""
     workers: int = Field(default_factory=cores, ge=1, le=4096)
@@ -66,6 +68,8 @@ def main(options: InspectOptions) -> int:
         if len(problems) > _SHOWN:
             print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
         if options.verify:
+            if find_spec("megatron") is None:
+                print("\nmegatron-core is not installed: its reader did not check the shards")
             repair = "rerun build_shards.py with the same options, which repairs the folder"
             print(f"\n{counted(len(problems), 'problem')}: {repair}" if problems else "\nverified: no problem found")
         return 1 if problems else 0
@@ -94,7 +98,23 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
     problems = file_problems(folder, shard)
     if not problems:
         problems = [problem for rows in read_rows(folder, shard, manifest) for problem in problems_of(rows, manifest)]
+        problems += megatron_problems(folder, shard)
     return [f"{folder / shard.name}: {problem}" for problem in problems]
+
+
+def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
+    """Returns the files of a shard that megatron-core's reader, if installed, reads differently from this project."""
+    if find_spec("megatron") is None:
+        return []
+    with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    problems = []
+    for name in (shard.name, f"{shard.name}.mask"):
+        ours, theirs = IndexedFile(folder / name), IndexedDataset(str(folder / name))
+        if len(ours) != len(theirs) or not all(np.array_equal(ours[item], theirs[item]) for item in range(len(ours))):
+            problems.append(f"{name} is read differently by megatron-core")
+    return problems
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutSome
 
 @pytest.fixture(scope="session")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of a machine on which DeepSpeed and MPI are not installed."""
+    """Environment of a machine on which DeepSpeed, MPI and megatron-core are not installed."""
     folder = tmp_path_factory.mktemp("laptop")
-    (folder / "sitecustomize.py").write_text(BLOCKED.format(packages=("deepspeed", "mpi4py")))
+    (folder / "sitecustomize.py").write_text(BLOCKED.format(packages=("deepspeed", "mpi4py", "megatron")))
     return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}", "OMP_NUM_THREADS": "1"}
 
 

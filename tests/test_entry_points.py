@@ -27,6 +27,7 @@ HEAVY = (
     "matplotlib",
     "scipy",
     "sklearn",
+    "megatron",
 )
 
 # A path that does not exist, for each option that takes one.

@@ -1,4 +1,4 @@
-"""Claims about a machine without DeepSpeed and MPI, where one process must do without them."""
+"""Claims about a machine without DeepSpeed, MPI and megatron-core, where one process must do without them."""
 
 import subprocess
 import sys
@@ -36,10 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("package", ["deepspeed", "mpi4py"])
+@pytest.mark.parametrize("package", ["deepspeed", "mpi4py", "megatron.core"])
 def test_such_a_machine_lacks_the_packages(package: str, laptop: Environment) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {package}"], env=laptop, capture_output=True, text=True)
-    assert f"No module named '{package}'" in done.stderr
+    assert f"No module named '{package.partition('.')[0]}'" in done.stderr
+
+
+def test_shards_are_verified_without_megatrons_reader(folder: Path, laptop: Environment) -> None:
+    done = run("data_prep/inspect_shards.py shards --verify", folder, laptop)
+    assert done.returncode == 0, done.stderr
+    assert "megatron-core is not installed" in done.stdout and "no problem found" in done.stdout
 
 
 @pytest.mark.long

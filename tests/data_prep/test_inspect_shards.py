@@ -16,7 +16,7 @@ import pytest
 
 from data_prep import workers
 from data_prep.build_shards import main as build
-from data_prep.inspect_shards import InspectOptions, main, problems_of, read_rows, verify
+from data_prep.inspect_shards import InspectOptions, main, megatron_problems, problems_of, read_rows, verify
 from data_prep.manifest import load_manifest, save_manifest
 from data_prep.masking import mask_size
 from data_prep.shards import file_problems
@@ -165,7 +165,9 @@ def test_output_to_a_full_disk_is_a_readable_error(built):
 
 
 @pytest.mark.parametrize(("shard_mb", "processes"), [(1000, []), (0.12, [2])])
-def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monkeypatch, shard_mb, processes):
+def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monkeypatch, laptop, shard_mb, processes):
+    """Without megatron-core, which each process would import for seconds."""
+    monkeypatch.setenv("PYTHONPATH", laptop["PYTHONPATH"])
     assert build(options.model_copy(update={"output": tmp_path / "out", "shard_mb": shard_mb})) == 0
     started = []
 
@@ -178,7 +180,8 @@ def test_no_more_processes_verify_than_there_are_shards(options, tmp_path, monke
     assert started == processes
 
 
-def test_two_workers_report_damage_in_several_shards_in_the_order_of_the_shards(built, copy):
+def test_two_workers_report_damage_in_several_shards_in_the_order_of_the_shards(built, copy, monkeypatch, laptop):
+    monkeypatch.setenv("PYTHONPATH", laptop["PYTHONPATH"])
     manifest = load_manifest(copy)
     damaged = [manifest.shards[number].name for number in (0, -1)]
     for name in damaged:
@@ -205,6 +208,7 @@ def rows(built, manifest):
 def test_an_intact_shard_has_no_problems(built, manifest, rows):
     assert problems_of(rows, manifest) == []
     assert file_problems(built, manifest.shards[0]) == []
+    assert megatron_problems(built, manifest.shards[0]) == []
 
 
 def no_start(rows, special):
