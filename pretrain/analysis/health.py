@@ -1,4 +1,4 @@
-"""Ten checks of a run's health, each for one problem, from the run's own files (symptoms.py).
+"""Eleven checks of a run's health, each for one problem, from the run's own files (symptoms.py).
 
 The docstring of each threshold names its source. "Healthy" is the worst value among the ten healthy runs in
 `docs/evidence/doctor.md`, from which the thresholds were set.
@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
-from pretrain.analysis.run_history import Log
+from pretrain.analysis.run_history import Log, read_starts, value_of
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
+from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
@@ -186,6 +187,24 @@ def straggler(run: Symptoms) -> Finding:
     )
 
 
+def slow_precision(run: Symptoms) -> Finding | None:
+    start = (read_starts(run.folder) or [{}])[-1]  # the newest
+    if start.get("precision") == "float32":
+        return None
+    own, fp32, step = (value_of(start, name) for name in ("matrix_peak_tflops", "fp32_peak_tflops", "step"))
+    if not (own > 0 and fp32 > 0 and step >= 0):  # also without a number
+        raise SkippedCheck("slow precision: the last start did not measure the speed in fp32")
+    precision, faster = start["precision"], fp32 / own
+    return Finding(
+        name="slow precision",
+        verdict=f"This machine only emulates {precision}: it multiplies {faster:.1f} times as fast in fp32.",
+        evidence=f"At the start after step {step:,.0f}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
+        f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
+        remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",
+        excess=(faster - MUCH_FASTER,),
+    )
+
+
 def easy_replacements(run: Symptoms) -> Finding | None:
     if "replace_rate" not in run.last:
         return None
@@ -272,7 +291,7 @@ Check = Callable[[Symptoms], Finding | None]
 Raises:
     SkippedCheck: the run's files do not allow the check.
 """
-AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler)
+AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler, slow_precision)
 ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
 
 

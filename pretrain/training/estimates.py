@@ -171,6 +171,8 @@ class Machine(NamedTuple):
     """CUDA compute capability of a GPU."""
     products: float = 0.0
     """FLOP/s of square matrix products in the run's precision, of all processes together; 0 for a GPU of a forecast."""
+    fp32_products: float = 0.0
+    """The same as `products`, but in fp32."""
 
 
 GPUS = {
@@ -222,16 +224,16 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     fp32 = products if precision == "fp32" else product_speed("fp32", device)
     flops = sizes.flops / seconds_per_token(sizes, precision, device, products, fp32)
     alone = processes if cuda else 1
-    flops, peak = (sum(world.of_ranks(own)) if world else own * alone for own in (flops, products))
+    flops, *speeds = (sum(world.of_ranks(own)) if world else own * alone for own in (flops, products, fp32))
     source = "the speed of one layer of each encoder, timed now"
     if cuda:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         capability = (gpu.major, gpu.minor)
-        return Machine(f"{processes} {gpu.name}", flops, source, float(gpu.total_memory), capability, peak)
+        return Machine(f"{processes} {gpu.name}", flops, source, float(gpu.total_memory), capability, *speeds)
     here = local_ranks() if world else processes
     name = "this core" if cores() == 1 else f"these {cores()} cores"
     name = name if here == processes else f"{processes} processes"
-    return Machine(name, flops, source, memory() / here, (0, 0), peak)
+    return Machine(name, flops, source, memory() / here, (0, 0), *speeds)
 
 
 def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, products: float, fp32: float) -> float:

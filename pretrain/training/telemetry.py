@@ -241,6 +241,7 @@ def record_start(folder: Path, engine: Engine, step: int, machine: Machine) -> N
         "micro_batch_size": engine.config.micro_batch_size,
         "accumulation_steps": engine.config.accumulation_steps,
         "matrix_peak_tflops": machine.products / 1e12,
+        **({} if cuda else {"fp32_peak_tflops": machine.fp32_products / 1e12}),
         "code": code_version(),
         "cuda": torch.version.cuda,
         "environment": {key: value for key, value in sorted(os.environ.items()) if key.startswith(PREFIXES)},

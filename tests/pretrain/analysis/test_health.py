@@ -66,7 +66,10 @@ OF_ALL = {
     "vocabulary does not fit",
     "data repeated or unshuffled",
     "learning rate too high",
+    "slow precision",
 }
+IN_HARDWARE = {"step": 0, "precision": "bfloat16", "matrix_peak_tflops": 0.3, "fp32_peak_tflops": 0.2}
+EMULATED = IN_HARDWARE | {"matrix_peak_tflops": 0.004, "fp32_peak_tflops": 0.05}
 CHECKS = {
     "mlm": OF_ALL | {"a rank straggles", "generator does not learn"},
     "electra": OF_ALL | SICK.keys() - {"sampling head dead", "importance ratios exploding"},
@@ -108,9 +111,16 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
         detection = {"discriminator_loss": 0.26, "discriminator_entropy": 0.336} if objective != "mlm" else {}
         log.write("held_out", steps, {"mlm_loss": 4.05} | detection | dict(held_out))
         log.close()
+        started(tmp_path / "run", IN_HARDWARE)
         return tmp_path / "run"
 
     return run
+
+
+def started(folder: Path, *starts: dict[str, Any]) -> Path:
+    """The run folder with these start records."""
+    (folder / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
+    return folder
 
 
 @pytest.mark.parametrize("objective", CHECKS)
@@ -151,6 +161,28 @@ def test_a_vocabulary_learned_from_another_text_is_found(
     # a generator that has learned the text, whose entropy is different
     (finding,) = examine(write(values={"mlm_loss": 0.0}, folder=tmp_path / "shards"))[:1]
     assert finding.name == "vocabulary does not fit"
+
+
+def test_a_precision_that_the_machine_only_emulates_is_found_before_any_learning_with_both_speeds(write: Write) -> None:
+    (finding,) = examine(started(write(steps=LEAST_STEPS - EVERY), IN_HARDWARE, EMULATED))
+    assert finding.name == "slow precision" and "12.5 times as fast in fp32" in finding.verdict
+    assert "0.004 TFLOP/s in bfloat16 and at 0.05 in fp32, 12.5 times as fast; the limit is 2." in finding.evidence
+    assert "--deepspeed_config ds_configs/zero1_fp32.json" in finding.remedy
+
+
+def test_only_the_newest_start_decides_about_the_precision_and_one_in_fp32_cannot_be_slow(write: Write) -> None:
+    folder = started(write(), EMULATED, EMULATED | {"step": 50, "precision": "float32", "matrix_peak_tflops": 0.01})
+    diagnosis = diagnose(folder)
+    assert diagnosis.findings == [] and diagnosis.skipped == []
+    assert "slow precision" not in {answer.name for answer in diagnosis.checked}
+
+
+@pytest.mark.parametrize(
+    "starts", [(), ({"step": 0, "precision": "bfloat16", "matrix_peak_tflops": 0.004},)], ids=["none", "older"]
+)
+def test_a_start_without_both_speeds_leaves_the_precision_unchecked(starts: Any, write: Write) -> None:
+    diagnosis = diagnose(started(write(), *starts))
+    assert diagnosis.findings == [] and [reason.split(":")[0] for reason in diagnosis.skipped] == ["slow precision"]
 
 
 def test_a_constant_estimate_counts_as_uncorrelated(write: Write) -> None:
@@ -270,6 +302,12 @@ def test_whatever_the_values_of_a_log_are_every_check_is_made_or_listed_and_none
         main(DoctorOptions(run=folder))
         said = capsys.readouterr().out.lower()
         assert "nan" not in said.replace("dominan", "") and "inf" not in said
+
+
+@pytest.mark.parametrize("start", [{}, {"step": "x"}, {"step": None}, {"matrix_peak_tflops": "1"}])
+def test_a_damaged_start_leaves_the_precision_unchecked(start: dict[str, Any], write: Write) -> None:
+    (reason,) = diagnose(started(write(), EMULATED | start if start else {})).skipped
+    assert "precision" in reason
 
 
 def test_a_log_that_is_a_pipe_is_refused_instead_of_waited_for(write: Write) -> None:

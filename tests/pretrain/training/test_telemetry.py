@@ -241,11 +241,11 @@ def test_every_start_is_recorded_with_machine_precision_code_and_environment(
     config = worker.resolved_config("zero1_fp32", world_size=1)
     engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
     for step in (0, 40):
-        record_start(tmp_path, engine, step, Machine("", 1.0, "", 1.0, products=2e12))
+        record_start(tmp_path, engine, step, Machine("", 1.0, "", 1.0, products=2e12, fp32_products=3e12))
     records = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 40]
     assert (records[0]["precision"], records[0]["zero_stage"], records[0]["processes"]) == ("float32", 1, 1)
-    assert records[0]["matrix_peak_tflops"] == 2.0
+    assert (records[0]["matrix_peak_tflops"], records[0]["fp32_peak_tflops"]) == (2.0, 3.0)
     assert records[0]["environment"]["NCCL_DEBUG"] == "WARN"
     assert "hidden" not in json.dumps(records)
 
