@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foundation.config import ConfigError, counted
-from foundation.files import existing_part, file_sha256, flush, make_folder, remove, sealed, unsealed
+from foundation.files import file_sha256, flush, make_folder, remove, sealed, unsealed
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 MARKER = "complete.json"
@@ -107,7 +107,7 @@ def save(
             remove(partial)
         tensors = (state.weights, *state.moments.values())
         needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
-        free = shutil.disk_usage(existing_part(folder)).free
+        free = shutil.disk_usage(next(part for part in (folder, *folder.parents) if part.exists())).free
         raise NotSaved(
             f"step {step}: no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"
             f" {free / 1e6:,.1f} MB are free; earlier ones are unchanged"

@@ -18,6 +18,9 @@ from tests.conftest import REPOSITORY
 ADDRESSES = {"node1": "10.77.0.11", "node2": "10.77.0.12"}
 COMMANDS = {"ip": "iproute2", "ssh": "openssh-client", "sshd": "openssh-server", "pdsh": "pdsh"}
 SLURM_COMMANDS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
+INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+IMITATED = {name: os.environ[name] for name in INSTRUCTIONS if name in os.environ}
+"""Environment by which tests imitate a CPU with fewer instructions; the hosts are of that kind too."""
 SEARCH_PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 HOST = """
@@ -156,10 +159,13 @@ class TwoHosts:
         renaming files across mounts fails.
         """
         enter = _enter(self.hosts[host].pid, "--net", "--pid", "--mount", "--uts")
+        if IMITATED:  # DeepSpeed hands these on to the other hosts
+            (folder / ".deepspeed_env").write_text("".join(f"{name}={value}\n" for name, value in IMITATED.items()))
         return subprocess.Popen(
             [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(folder), *map(str, command)],
             env={"PATH": SEARCH_PATH, "HOME": os.environ["HOME"], "PYTHONPATH": str(REPOSITORY)}
             | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+            | IMITATED
             | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

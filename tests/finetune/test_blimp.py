@@ -11,7 +11,7 @@ def test_models_are_tabulated_beside_untrained_ones(stock_model, tmp_path, capsy
     main(BlimpOptions(models=(str(stock_model),), data=data, random_weights=True, output=tmp_path / "out"))
     table = (tmp_path / "out" / "blimp.md").read_text()
     assert capsys.readouterr().out == table
-    assert f"| {stock_model} | {stock_model} (random weights) |" in table
+    assert f"| {stock_model} discriminator | {stock_model} (random weights) discriminator |" in table
     assert [line.split("|")[1].strip() for line in table.splitlines()[4:]] == [
         "**all**",
         "**semantics**",

@@ -23,6 +23,7 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, load_weights, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
+from pretrain.huggingface.export import SAMPLING_HEAD
 from pretrain.huggingface.folders import MODEL_FILE
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model
@@ -151,7 +152,7 @@ def test_code_planted_beside_a_tokenizer_is_neither_copied_nor_run(
     assert follow(tmp_path / "out" / "README.md", marker) == ""
     assert copied == TOKENIZER
     model = {"config.json", "model.safetensors", MODEL_FILE, *TOKENIZER}
-    within = {f"generator/{name}" for name in model} if objective == "hp_loss" else set()
+    within = {f"generator/{name}" for name in (*model, SAMPLING_HEAD)} if objective == "hp_loss" else set()
     assert files(tmp_path / "out") == model | {"README.md"} | within
     for folder in (tmp_path / "out", tmp_path / "out" / "generator"):
         for name in TOKENIZER if folder.is_dir() else ():

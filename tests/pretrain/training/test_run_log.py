@@ -72,6 +72,9 @@ def test_a_writer_that_fails_in_any_way_is_dropped_with_one_warning_and_the_othe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Gone(TensorBoard):
+        def __init__(self, folder: Path, step: int) -> None:
+            super().__init__(folder / "elsewhere", step)
+
         def write(self, step: int, curves: Curves) -> None:
             raise RuntimeError("the service has ended")
 
