@@ -19,11 +19,12 @@ from bench.batches import MASK, VOCABULARY, random_batch
 from bench.collectives import Collectives
 from bench.matrix_rate import DTYPES
 from bench.memory import peak_mb
-from bench.models import CONFIGS, fresh_model, new_engine
+from bench.models import fresh_model, new_engine
 from bench.timing import seconds_of
 from foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
+from pretrain.engine.hardware import file_of
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra, masked_states
 from pretrain.method.sampling import predict
@@ -135,12 +136,12 @@ def ours(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> 
 
 
 class EngineStep:
-    """Our training step under DeepSpeed's engine with ZeRO-1."""
+    """Our training step under the engine that one process gets by default."""
 
     def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World, compiled: bool) -> None:
         self.batch, self.compiled = batch, compiled
         self.updating: list[float] = []
-        config = CONFIGS / f"zero1_{options.dtype}.json"
+        config = file_of(options.dtype, 1)  # what `auto` chooses for one process
         self.engine = new_engine(new_model(run, compiled), run, config, options.batch_size, world)
 
     def __call__(self) -> None:
