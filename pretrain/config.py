@@ -30,7 +30,7 @@ class RunConfig(StrictConfig):
     optim: OptimConfig
     batch_size: int = Field(gt=0, le=2**20)
     """Sequences per optimizer step, over all ranks and micro-batches; each rank holds the indices of all of them."""
-    mask_rate: float = Field(default=MASK_RATE, gt=0, le=0.9, multiple_of=0.001)
+    mask_rate: float = Field(default=MASK_RATE, ge=0.001, le=0.9, multiple_of=0.001)
     """Share of a sequence's tokens that are masked in training; evaluations mask 15% (paper: 0.15)."""
     mask_choice: float = Field(default=0.0, ge=0, le=4)
     """Exponent g of the choice of a mask: the largest sum of a^g, a being a token's mean L_D; 0: the masks in turn."""
