@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from pydantic_core import from_json
 
 from finetune.scoring import Kind, open_scorer
@@ -16,7 +15,6 @@ from foundation.config import ConfigError
 from foundation.files import require_file_or_folder, require_folder, write_atomically
 from foundation.markdown_table import markdown_table
 from foundation.stats import mean, resample
-from pretrain.model import cpu_ops
 
 GROUPS = ("field", "term", "paradigm")
 KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
@@ -89,8 +87,6 @@ def evaluate(
     """
     pairs = read_pairs(data)
     require_folder(output)
-    if not torch.cuda.is_available():
-        cpu_ops.use()
     results, right = {}, {}
     for name in models:
         for random in (False, True) if random_weights else (False,):

@@ -44,14 +44,9 @@ def main(options: ScoreOptions) -> None:
 
 def lines(options: ScoreOptions) -> Iterator[str]:
     """Yields the lines of the output."""
-    import torch
-
     from finetune.predictions import read_text
     from finetune.scoring import open_scorer
-    from pretrain.model import cpu_ops
 
-    if not torch.cuda.is_available():
-        cpu_ops.use()
     scorer = open_scorer(options.model, (options.score,), options.generator, options.mask_share)
     given = enumerate(read_text(options.input).split("\n"), 1)
     sentences = {number: line.rstrip("\r") for number, line in given if line.strip()}

@@ -15,6 +15,7 @@ Shape letters: B sentences, L length, T tokens between [CLS] and [SEP], H hidden
 dimensions.
 """
 
+import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -36,7 +37,7 @@ from pretrain.huggingface.export import SAMPLING, SAMPLING_HEAD, Sampling, expor
 from pretrain.huggingface.folders import fill, find_folder, read_any_config, read_config, read_weights
 from pretrain.huggingface.init_from import WORDS
 from pretrain.huggingface.modernbert import unfolded
-from pretrain.model import ops
+from pretrain.model import cpu_ops, ops
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig
 from pretrain.model.encoder import Encoder
 from pretrain.model.modern import ModernConfig
@@ -65,8 +66,7 @@ class Draws(NamedTuple):
 
 def log_likelihood(d_X: Tensor, draws: Draws, mask_share: float) -> Tensor:
     """Returns log p(x) of the shown tokens, [X]; it is finite for every finite d and log q."""
-    log_m = torch.tensor(mask_share, dtype=d_X.dtype).log()
-    log_replaced_X = log_m + draws.log_q_replacement_X - d_X
+    log_replaced_X = math.log(mask_share) + draws.log_q_replacement_X - d_X
     return F.logsigmoid(log_replaced_X - torch.log1p(mask_share * draws.log_q_original_X.expm1()))
 
 
@@ -162,7 +162,9 @@ class Scorer(NamedTuple):
     def draws(self, ids_BL: Tensor) -> Draws:
         """Returns the probabilities of the tokens, each [B, T], with one token at a time masked."""
         sampling = self.sampling or Sampling(objective=P_G, mask_share=0.5)  # no discriminator: log p_G alone is used
-        heads = [self.generator, *(part for name, part in self.generator.items() if name == "sampling_head")]
+        heads = [self.generator]
+        if self.sampling is not None and "sampling_head" in self.generator:
+            heads.append(self.generator["sampling_head"])
         columns = []
         for position in range(1, ids_BL.shape[1] - 1):
             masked_BL = ids_BL.clone()
@@ -214,6 +216,8 @@ def open_scorer(
     Raises:
         ConfigError: there is no such model or no generator that fits, or the share of masked tokens is unknown.
     """
+    if not torch.cuda.is_available():
+        cpu_ops.use()
     if is_run((name,)):
         run, description = Path(name), read_run(Path(name))
         with TemporaryDirectory() as place:

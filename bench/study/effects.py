@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.study.cell import CellResult
-from bench.study.file import Prediction, Study
+from bench.study.file import Prediction, Study, blimp_measure
 from finetune.reporting.comparisons import resampled
 from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, multi_bootstrap, resample
 
@@ -41,12 +41,12 @@ def examples_resampled(cell: CellResult, measure: str, study: Study) -> Resample
         return ResampledStatistic(value, np.full(RESAMPLES, value))
     probe = next((probe for probe in study.probes if probe.measure == measure), None)
     place, _, what = measure.rpartition(" ")
-    stored = cell.examples[place if measure not in cell.examples else measure]
+    stored = cell.examples.get(measure) or cell.examples[place]
     columns = {name: part.unpack() for name, part in stored.items()}
     if probe:
         answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
         resampled_R = 100 * np.mean([resampled(answer, probe.metric) for answer in answers], axis=0)
-    elif place == "BLiMP" or measure == "BLiMP":
+    elif measure in map(blimp_measure, study.blimp):
         resampled_R = resample(np.stack((50 * columns["right"], np.ones_like(columns["right"]))), mean).resampled_R
     elif what == "AUC":
         groups = (

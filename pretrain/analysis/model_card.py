@@ -88,21 +88,7 @@ def log_likelihood(sentence, m={mask_share}):  # m: the share of tokens that wer
 print(log_likelihood("The quick brown fox jumps over the lazy dog."))
 """
 """The likelihood, `log_likelihood` of finetune/scoring.py, in plain transformers."""
-SAMPLING_HEADS = {
-    "electra": ("", "    q_original = q_replacement = p  # replacements were drawn from the generator"),
-    "hp_dist": (
-        """
-from safetensors.torch import load_file
-from transformers.utils import cached_file
-
-head = load_file(cached_file(FOLDER, "generator/sampling_head.safetensors"))
-generator.load_state_dict(head, strict=False)  # its scores are now the sampling head's
-
-""",
-        "    q_original = q_replacement = p  # replacements were drawn from it",
-    ),
-    "hp_loss": (
-        """
+SAMPLER = """
 from safetensors.torch import load_file
 from transformers.utils import cached_file
 
@@ -110,7 +96,16 @@ sampler = AutoModelForMaskedLM.from_pretrained(FOLDER, subfolder="generator"{cod
 head = load_file(cached_file(FOLDER, "generator/sampling_head.safetensors"))
 sampler.load_state_dict(head, strict=False)  # its scores are now the sampling head's
 
-""",
+"""
+SAMPLING_HEADS = {
+    "electra": ("", "    q_original = q_replacement = p  # replacements were drawn from the generator"),
+    "hp_dist": (
+        SAMPLER,
+        """        z = sampler(masked).logits[each - 1, each].double()
+    q_original = q_replacement = z.softmax(-1)""",
+    ),
+    "hp_loss": (
+        SAMPLER,
         """        z = sampler(masked).logits[each - 1, each].double()
     weight = p * softplus(z)  # replacements were drawn in proportion to it; an original, to p * softplus(-z)
     total = weight.sum(-1, keepdim=True) - p * z  # by the original token

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are masked in an epoch: by default mask copy `epoch mod copies`, as it is in the shards.
+"""Masks of a sequence in an epoch: by default mask copy `epoch mod copies`, as it is in the shards.
 
 Copies of one shuffle are disjoint. A larger mask is the first tokens of the copies of one shuffle, in turn; the last of
 them, like the only one of a smaller mask, gives a subset keyed by (seed, sequence, epoch). So every token that may be

@@ -29,9 +29,8 @@ SAMPLING = "replacement_sampling"
 """Key of `Sampling` in a discriminator's `config.json`."""
 SAMPLING_HEAD = "sampling_head.safetensors"
 """The sampling head, beside the generator's weights: under the names of the generator's own head, in whose place it
-computes z of HP_Loss, or HP_Dist's scores."""
-HEADS = ("generator_predictions.", "generator_lm_head.", "head.", "decoder.")
-"""Beginnings of the names of a vocabulary head's weights: ELECTRA's and ModernBERT's."""
+computes z of HP_Loss, or HP_Dist's scores.
+"""
 
 
 class Sampling(StrictConfig):
@@ -74,7 +73,8 @@ def save_sampling_head(folder: Path, model: SamplingHead, generator: Encoder) ->
     weights = nn.ModuleDict({"electra": generator, **modules}).state_dict()
     weights.setdefault("generator_lm_head.bias", torch.zeros(generator.config.vocab_size))
     named = folded(weights) if isinstance(generator.config, ModernConfig) else weights
-    head = {name: weight.contiguous() for name, weight in named.items() if name.startswith(HEADS)}
+    encoders = ("electra.", "model.")
+    head = {name: weight.contiguous() for name, weight in named.items() if not name.startswith(encoders)}
     save_file(head, folder / SAMPLING_HEAD, {"format": "pt"})
 
 

@@ -94,7 +94,7 @@ DISENTANGLED = ("word_embeddings.weight", "position_embeddings.weight")
 
 
 class TokenEmbeddings(nn.Module):
-    """What an encoder reads tokens by; generator and discriminator share one instance (paper section 3.1, after
+    """The input embeddings of an encoder; generator and discriminator share one instance (paper section 3.1, after
     ELECTRA), unless `model.embedding_sharing` says otherwise.
     """
 
