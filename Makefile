@@ -13,9 +13,6 @@ PYTEST ?=
 # All except those that need hours, a GPU, a launcher, root or a second checkout.
 BENCH ?= $(filter-out bench/study.py bench/gpu% bench/traffic.py bench/bitwise.py,$(shell grep -l __main__ bench/*.py))
 
-# PyTorch's CPU threads spin while they wait for each other, which made fine-tuning 18 times slower on a busy machine.
-export OMP_WAIT_POLICY ?= passive
-
 BIN := $(CURDIR)/.venv/bin
 INSTALLED := .venv/installed
 
@@ -23,6 +20,9 @@ INSTALLED := .venv/installed
 
 quickstart: $(INSTALLED)
 	$(BIN)/python quickstart/run.py $(QUICKSTART)
+
+# Several workers keep all cores busy: threads that wait should sleep at once.
+test test-long: export OMP_WAIT_POLICY ?= passive
 
 # A test stuck in native code, which setup.cfg's timeout cannot interrupt, ends the run with the stacks of all threads.
 STUCK := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
@@ -40,9 +40,8 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/mkdocs build --strict
 
-# On an idle machine, waking a thread costs more than spinning: small steps take a third longer.
 bench: $(INSTALLED)
-	@for file in $(BENCH); do echo "$$file"; env -u OMP_WAIT_POLICY $(BIN)/python $$file || exit 1; done
+	@for file in $(BENCH); do echo "$$file"; $(BIN)/python $$file || exit 1; done
 
 .venv: $(INSTALLED)
 

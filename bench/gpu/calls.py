@@ -102,7 +102,8 @@ def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, 
     log.flush()
     results.write(part, {"state": "unfinished", "machine": machine(options.device)})
     started, seen = time.monotonic(), 0
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # a machine with a GPU need not have this package installed
+    found = os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = os.environ | {"PYTHONPATH": found}  # a machine with a GPU need not have this package installed
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, process_group=0)
     try:
         while (code := exit_code(process)) is None and time.monotonic() < started + seconds:

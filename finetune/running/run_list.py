@@ -42,7 +42,7 @@ from foundation.locks import Held, Lock, confirm, holder
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
-from pretrain.engine.hardware import choose, compute_deterministically, emulated, require_same_precision
+from pretrain.engine.hardware import choose, compute_deterministically, require_same_precision, slow_precision
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
@@ -96,7 +96,7 @@ class Queue:
         precision = self.deepspeed_config.precision
         require_same_precision(precision, self.world)
         self.say(f"precision {precision} ({choice.file.stem}): {choice.reason}")
-        if self.world.is_first and (warning := emulated(precision)):
+        if self.world.is_first and (warning := slow_precision(precision)):
             print_warning(warning)
         self._jobs: dict[RunIdentity, Job] = {}
 

@@ -197,7 +197,7 @@ def slow_precision(run: Symptoms) -> Finding | None:
     precision, faster = start["precision"], fp32 / own
     return Finding(
         name="slow precision",
-        verdict=f"This machine only emulates {precision}: it multiplies {faster:.1f} times as fast in fp32.",
+        verdict=f"This machine is slow in {precision}: it multiplies {faster:.1f} times as fast in fp32.",
         evidence=f"At the start after step {step:,.0f}, matrix products ran at {own:.3g} TFLOP/s in {precision}"
         f" and at {fp32:.3g} in fp32, {faster:.3g} times as fast; the limit is {MUCH_FASTER:g}.",
         remedy="Stop the run, and resume it with --deepspeed_config ds_configs/zero1_fp32.json in the same command.",

@@ -13,7 +13,7 @@ from typing import Any
 
 from foundation.config import ConfigError, counted, one_of, parse_override, shown, without_duplicates
 from foundation.files import ROOT
-from foundation.machine import multiplies_bf16
+from foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 from pretrain.engine.optim import AdamNumbers
 
@@ -173,7 +173,7 @@ def _impossible(config: DeepSpeedConfig, device_type: str) -> Iterator[str]:
     if fp16 and bf16:
         yield "fp16.enabled and bf16.enabled: both true, expected at most one; switch one off"
     if fp16 and device_type == "cpu":
-        instead = f"ds_configs/zero1_{'bf16' if multiplies_bf16() else 'fp32'}.json"
+        instead = f"ds_configs/zero1_{'bf16' if bf16_is_faster() else 'fp32'}.json"
         yield f"fp16.enabled: true without a GPU; add --deepspeed_config {instead}"
     if (fp16 or bf16) and stage == 0:
         yield f"zero_optimization.stage: 0 with {config.precision}, which needs fp32 master weights; use stage 1"

@@ -13,7 +13,7 @@ import torch
 
 from foundation.config import ConfigError, shown
 from foundation.files import ROOT
-from foundation.machine import instructions, multiplies_bf16
+from foundation.machine import bf16_is_faster, instructions, is_intel
 from pretrain.job.processes import World
 from pretrain.model import cpu_ops, cuda_ops, ops
 
@@ -21,7 +21,7 @@ AUTO = Path("auto")
 """Value of `--deepspeed_config` that chooses the file by the hardware."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MUCH_FASTER = 2.0
-"""If fp32 is this many times as fast as bf16, bf16 is emulated; in hardware it is faster than fp32."""
+"""A precision is called slow if fp32 is this many times as fast."""
 LARGEST = 8192
 """Rows of the largest matrix product timed; no GPU is faster with more."""
 LONG_ENOUGH = 0.02
@@ -55,8 +55,8 @@ def choose(processes: int, given: Path = AUTO) -> Choice:
     if processes == 1 and find_spec("deepspeed") is None:
         return Choice(file_of("fp32", processes), "DeepSpeed is not installed")
     if not torch.cuda.is_available():
-        precision, has = ("bf16", "has") if multiplies_bf16() else ("fp32", "has no")
-        return Choice(file_of(precision, processes), f"this CPU {has} bf16 instructions ({instructions()})")
+        fast, slow = ("bf16", "fp32") if bf16_is_faster() else ("fp32", "bf16")
+        return Choice(file_of(fast, processes), f"this CPU ({instructions()}) multiplies {fast} faster than {slow}")
     name = torch.cuda.get_device_name()
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return Choice(file_of("bf16", processes), f"{name} computes in bf16")
@@ -70,8 +70,12 @@ def file_of(precision: str, processes: int) -> Path:
 
 
 def name_of_hardware() -> str:
-    """Returns the GPU's name, or the CPU's instruction set; where it differs, results agree only within rounding."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU with {instructions()}"
+    """Returns the GPU's name, or the CPU's kind and instruction set; where it differs, results agree only within
+    rounding.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{'Intel ' if is_intel() else ''}CPU with {instructions()}"
 
 
 def require_same_precision(precision: str, world: World) -> None:
@@ -96,7 +100,8 @@ def use_operations(world: World | None = None, *, partitioned: bool = False) -> 
     if torch.cuda.is_available():
         cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
     else:
-        cpu_ops.use(world.share(instructions()) if world else instructions())
+        faster = cpu_ops.onednn_is_faster()
+        cpu_ops.use(world.share(faster) if world else faster)
 
 
 def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -129,17 +134,17 @@ def product_speed(precision: str, device: torch.device) -> float:
     return 2 * size**3 / fastest
 
 
-def emulated(precision: str) -> str | None:
-    """Returns a warning, with a measured ratio, if this CPU computes the precision only by emulation."""
-    if precision != "bf16" or torch.cuda.is_available() or multiplies_bf16():
+def slow_precision(precision: str) -> str | None:
+    """Returns a warning, with the measured ratio, if this CPU computes at least twice as fast in fp32."""
+    if precision != "bf16" or torch.cuda.is_available() or bf16_is_faster():
         return None
     cpu = torch.device("cpu")
     ratio = product_speed("fp32", cpu) / product_speed("bf16", cpu)
     if ratio < MUCH_FASTER:
         return None
     return (
-        f"deepspeed_config: got bf16, which this CPU ({instructions()}) only emulates: it multiplies {ratio:.0f} times"
-        " as fast in fp32; add --deepspeed_config ds_configs/zero1_fp32.json"
+        f"deepspeed_config: got bf16, in which this CPU ({instructions()}) is slow: it multiplies {ratio:.0f} times as"
+        " fast in fp32; add --deepspeed_config ds_configs/zero1_fp32.json"
     )
 
 

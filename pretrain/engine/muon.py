@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foundation.machine import multiplies_bf16
+from foundation.machine import bf16_is_faster
 
 MOMENTUM, STEPS = 0.95, 5
 """Decay of the momentum, and Newton-Schulz iterations (Jordan et al.)."""
@@ -34,9 +34,9 @@ def moved_by_muon(model: nn.Module) -> Iterator[tuple[str, int]]:
 def orthogonalized(matrix_PNM: Tensor) -> Tensor:
     """Returns U V^T of each matrix U S V^T, roughly: singular values between 0.7 and 1.2.
 
-    In bf16, as published; in fp32 on a CPU that only emulates bf16.
+    In bf16, as published; in fp32 on a CPU that multiplies fp32 faster.
     """
-    computes_bf16 = matrix_PNM.device.type != "cpu" or multiplies_bf16()
+    computes_bf16 = matrix_PNM.device.type != "cpu" or bf16_is_faster()
     x_PNM = matrix_PNM.to(torch.bfloat16 if computes_bf16 else torch.float32)
     tall = x_PNM.shape[1] > x_PNM.shape[2]
     x_PNM = x_PNM.mT if tall else x_PNM

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from foundation.machine import instructions
+from foundation.machine import instructions, is_intel
 from pretrain.model import ops
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -30,18 +30,24 @@ ROWS = 128
 """Layers compute multiples of so many rows: oneDNN keeps a kernel for each number of rows, up to 1,024 kernels. Without
 this, `tiny` in fp32 needs 2.4 GB after 150 steps on an AMD EPYC of 2024 (AVX-512), 1.3 GB with it."""
 PLAIN_LINEAR = ops.linear
-ONEDNN_IS_FASTER = ("avx512", "avx512_bf16", "amx")
-"""Instruction sets with which oneDNN multiplies faster in fp32 than MKL, PyTorch's choice: 1.9 times on an AMD EPYC of
-2024. With AVX2 alone MKL is faster, 1.3 times on an AMD EPYC of 2021. On Arm PyTorch has no MKL."""
 
 
-def use(instruction_set: str | None = None) -> None:
-    """Replaces functions of `ops` in this process by those of this module that are faster on a CPU with this
-    instruction set, by default this machine's.
+def onednn_is_faster() -> bool:
+    """Whether oneDNN multiplies faster in fp32 than MKL, PyTorch's choice.
+
+    On an AMD EPYC of 2024 with AVX-512 it does, 1.9 times. With AVX2 alone MKL is faster, 1.3 times on an AMD EPYC of
+    2021; on Intel's processors too, where a step of small takes 8% less on a Xeon of 2023. On Arm PyTorch has no MKL.
+    """
+    return instructions() in ("avx512", "avx512_bf16", "amx") and not is_intel()
+
+
+def use(onednn: bool | None = None) -> None:
+    """Replaces functions of `ops` in this process by those of this module that are faster on a CPU, and products by
+    oneDNN's, by default where `onednn_is_faster`.
     """
     for form in (attend, dropout, layer_norm, look_up, tokens_of):
         setattr(ops, form.__name__, form)
-    ops.linear = linear if (instruction_set or instructions()) in ONEDNN_IS_FASTER else PLAIN_LINEAR
+    ops.linear = linear if (onednn_is_faster() if onednn is None else onednn) else PLAIN_LINEAR
 
 
 def tokens_of(visible_BL: Tensor) -> Tensor | None:

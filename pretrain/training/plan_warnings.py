@@ -16,7 +16,7 @@ from foundation.config import ConfigError, counted
 from foundation.files import existing_part
 from foundation.progress import DAY, about
 from pretrain.engine.checkpoint import newest_valid
-from pretrain.engine.hardware import AUTO, emulated
+from pretrain.engine.hardware import AUTO, slow_precision
 from pretrain.huggingface.init_from import normalized_otherwise
 from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
@@ -74,7 +74,7 @@ def unasked_months(plan: Plan, machine: Machine) -> Iterator[str]:
 
 
 def _precision(plan: Plan, machine: Machine) -> Iterator[str]:
-    if machine.capability == (0, 0) and (warning := emulated(plan.deepspeed.precision)):
+    if machine.capability == (0, 0) and (warning := slow_precision(plan.deepspeed.precision)):
         yield warning
     before, now = plan.started, plan.description
     if before and not plan.target.gpu and (before.precision, before.hardware) != (now.precision, now.hardware):

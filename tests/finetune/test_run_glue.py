@@ -12,7 +12,7 @@ import pytest
 from finetune.config import GlueOptions
 from finetune.running.records import RunRecord, read_records
 from foundation.config import ConfigError
-from foundation.machine import multiplies_bf16
+from foundation.machine import bf16_is_faster
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch, run_queue
 from tests.warm import Warm
@@ -86,7 +86,7 @@ def test_the_default_deepspeed_file_is_found_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (record,) = run_here(stock_model, cola_folder, tmp_path / "out", seeds=(1,), deepspeed_config="auto")
-    assert record.precision == ("bfloat16" if multiplies_bf16() else "float32")
+    assert record.precision == ("bfloat16" if bf16_is_faster() else "float32")
 
 
 def test_a_deepspeed_override_is_used_but_does_not_make_another_run(

@@ -23,6 +23,7 @@ from foundation.command_line import (
     print_warning,
     printable,
     run_command,
+    run_script,
 )
 from foundation.config import ConfigError, StrictConfig
 from tests.conftest import REPOSITORY
@@ -487,3 +488,24 @@ def test_a_name_that_is_not_valid_text_can_be_printed():
     program = [sys.executable, "-c", PROGRAM.format(body=r"print('\udcff')")]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\\udcff\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "wait_policy", "spins"),
+    [
+        ({}, "passive", "10000"),
+        ({"OMP_WAIT_POLICY": "active"}, "active", None),
+        ({"GOMP_SPINCOUNT": "7"}, "passive", "7"),
+    ],
+)
+def test_waiting_threads_spin_briefly_unless_the_environment_says_otherwise(
+    monkeypatch, arguments, given, wait_policy, spins
+):
+    def main(options: Options) -> None:
+        pass
+
+    found = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    monkeypatch.setattr(os, "environ", found | given)
+    with pytest.raises(SystemExit):
+        run_script(main)
+    assert (os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT")) == (wait_policy, spins)

@@ -163,7 +163,7 @@ def test_a_vocabulary_learned_from_another_text_is_found(
     assert finding.name == "vocabulary does not fit"
 
 
-def test_a_precision_that_the_machine_only_emulates_is_found_before_any_learning_with_both_speeds(write: Write) -> None:
+def test_a_precision_in_which_the_machine_is_slow_is_found_before_any_learning_with_both_speeds(write: Write) -> None:
     (finding,) = examine(started(write(steps=LEAST_STEPS - EVERY), IN_HARDWARE, EMULATED))
     assert finding.name == "slow precision" and "12.5 times as fast in fp32" in finding.verdict
     assert "0.004 TFLOP/s in bfloat16 and at 0.05 in fp32, 12.5 times as fast; the limit is 2." in finding.evidence

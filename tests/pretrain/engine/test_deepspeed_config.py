@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foundation.config import ConfigError
-from foundation.machine import multiplies_bf16
+from foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine
@@ -234,7 +234,7 @@ def test_fp16_on_a_cpu_is_refused_with_the_file_that_it_computes_fastest(
     limit: str, file: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    file = file or ("zero1_bf16.json" if multiplies_bf16() else "zero1_fp32.json")
+    file = file or ("zero1_bf16.json" if bf16_is_faster() else "zero1_fp32.json")
     assert file in problems(values_of("zero1_fp16"), device_type="cpu")
     assert resolved(FOLDER / file, device_type="cpu")
 

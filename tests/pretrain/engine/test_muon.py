@@ -22,7 +22,7 @@ OPTIM = OptimConfig(lr=0.01, steps=9, warmup_steps=0, weight_decay=0.1, muon=Tru
 @pytest.mark.parametrize("shape", [(24, 24), (24, 40), (40, 24)])
 def test_updates_are_those_of_pytorchs_muon(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, in bf16 as PyTorch's."""
-    monkeypatch.setattr(muon, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(muon, "bf16_is_faster", lambda: True)
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(values) for values in torch.randn(1, *shape).repeat(2, 1, 1))
     own = MuonAndAdamW([{"params": [ours], "matrices": 1}], lr=0.02, weight_decay=0.1)

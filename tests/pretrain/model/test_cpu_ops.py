@@ -1,12 +1,14 @@
 """Claims about the CPU operations, against float64 and PyTorch's own."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foundation import machine
 from pretrain.model import cpu_ops, ops
 from pretrain.model.cpu_ops import attend, dropout, kept, layer_norm, linear, look_up
 from pretrain.model.encoder import ElectraEncoder
@@ -27,14 +29,25 @@ def seeded() -> None:
 
 @pytest.fixture
 def in_use(restored_ops: None) -> None:
-    cpu_ops.use("avx512")  # all of them; the bits are those of any instruction set
+    cpu_ops.use(onednn=True)
 
 
-@pytest.mark.parametrize(("instruction_set", "ours"), [("avx512_bf16", True), ("avx2", False), ("neon", False)])
+@pytest.mark.parametrize(
+    ("cpu", "ours"),
+    [
+        ("vendor_id : AuthenticAMD\nflags : avx2 avx512bw avx512_bf16", True),
+        ("vendor_id : GenuineIntel\nflags : avx2 avx512bw avx512_bf16", False),
+        ("vendor_id : AuthenticAMD\nflags : avx2", False),
+        ("Features : asimd", False),
+    ],
+)
 def test_fp32_products_are_onednns_only_where_these_are_faster(
-    instruction_set: str, ours: bool, restored_ops: None
+    cpu: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored_ops: None
 ) -> None:
-    cpu_ops.use(instruction_set)
+    (tmp_path / "cpuinfo").write_text(f"{cpu}\n")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    cpu_ops.use()
     assert (ops.linear is linear) is ours
     assert ops.attend is cpu_ops.attend
 
