@@ -24,6 +24,7 @@ from bench.timing import seconds_of
 from foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
+from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import file_of
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra, masked_states
@@ -86,8 +87,11 @@ class Contender:
         self.seconds += taken[1:]
 
     def finish(self) -> None:
-        """Ends the process; first asks it for the time of each part if it runs this project's step."""
-        if self.name in OURS:
+        """Ends the process; first asks it for the time of each part if it runs this project's step on a CPU.
+
+        On a GPU, where parts overlap, `bench/gpu.py` lists the kernels of a step.
+        """
+        if self.name in OURS and not torch.cuda.is_available():
             self._ask("parts")
         self._process.communicate()
 
@@ -136,13 +140,16 @@ def ours(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> 
 
 
 class EngineStep:
-    """Our training step under the engine that one process gets by default."""
+    """Our training step under the engine that one process gets by default, on a GPU with CUDA graphs."""
 
     def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World, compiled: bool) -> None:
         self.batch, self.compiled = batch, compiled
         self.updating: list[float] = []
         config = file_of(options.dtype, 1)  # what `auto` chooses for one process
         self.engine = new_engine(new_model(run, compiled), run, config, options.batch_size, world)
+        if world.device.type == "cuda" and not compiled:
+            self.batch = batch.to(world.device, counts=True)
+            replay_micro_batches(self.engine.module, self.batch)
 
     def __call__(self) -> None:
         self.engine.backward(self.engine.forward(self.batch).loss)

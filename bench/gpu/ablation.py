@@ -37,8 +37,8 @@ class Switch(NamedTuple):
     settings: tuple[str, ...] = ()
     """Overrides of the DeepSpeed file."""
     compiled: bool = False
-    graphs: bool = False
-    """Forward and backward are captured and replayed as CUDA graphs."""
+    graphs: bool = True
+    """On a GPU forward and backward are captured and replayed as CUDA graphs."""
     deterministic: bool = True
     attention: tuple[SDPBackend, ...] = ()
     """Kernels that PyTorch may choose from; all of them if empty."""
@@ -51,9 +51,10 @@ SWITCHES = {
     "not deterministic": Switch(deterministic=False),
     "AdamW not fused": Switch(("deepspeed.optimizer.params.fused=false",)),
     "parameters not aligned": Switch(("deepspeed.zero_optimization.parameter_alignment=false",)),
-    "activations recomputed": Switch(("deepspeed.activation_checkpointing={}",)),
     "PyTorch's attention by the formula": Switch(attention=(SDPBackend.MATH,)),
-    "layers compiled": Switch(compiled=True),
+    "without CUDA graphs": Switch(graphs=False),
+    "without CUDA graphs, activations recomputed": Switch(("deepspeed.activation_checkpointing={}",), graphs=False),
+    "without CUDA graphs, layers compiled": Switch(compiled=True, graphs=False),
 }
 """The changes to measure; the first is the baseline, which changes nothing."""
 
@@ -86,15 +87,14 @@ def ablation(options: GpuOptions, shape: str, product: Path) -> int:
 def switches(device: str) -> dict[str, Switch]:
     """Returns the switches that have an effect on this device, with one for each module of fast operations.
 
-    Call it once an engine has started and so chosen its operations. CUDA graphs come last, since a failed capture may
-    spoil later measurements.
+    Call it once an engine has started and so chosen its operations.
     """
     found = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
     if ops.attend is not PLAIN["attend"]:
         found = {name: switch for name, switch in found.items() if not switch.attention}
     if device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
-        return {name: switch for name, switch in found.items() if not switch.compiled}
-    return found | {"with CUDA graphs": Switch(graphs=True)}
+        return {name: switch for name, switch in found.items() if switch.graphs}
+    return found
 
 
 def shaped(device: str, shape: str) -> Setting:
@@ -113,9 +113,7 @@ def measured(where: Setting, switch: Switch, steps: int) -> Figures:
             stack.enter_context(sdpa_kernel(list(switch.attention)))
         torch.use_deterministic_algorithms(switch.deterministic)
         stack.callback(torch.use_deterministic_algorithms, False)
-        step = new_step(where, switch)
-        if switch.without:  # after the engine's start
-            stack.enter_context(Plainly(switch.without))
+        step = new_step(where, switch, stack)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         for _ in range(WARM_UPS[where.device.type]):
@@ -131,16 +129,18 @@ def measured(where: Setting, switch: Switch, steps: int) -> Figures:
     }
 
 
-def new_step(where: Setting, switch: Switch) -> Callable[[], object]:
-    """Returns a function that does one training step of a new model."""
+def new_step(where: Setting, switch: Switch, stack: ExitStack) -> Callable[[], object]:
+    """Returns a function that does one training step of a new model; `stack` restores the operations."""
     torch.manual_seed(0)
     model = fresh_model(where.run, where.vocabulary)
     if switch.compiled:
         compile_layers(model)
     config = read(CONFIGS / f"zero1_{half_precision(where.device.type)}.json", switch.settings)
     engine = new_engine(model, where.run, config, where.batch_size, where.world)
+    if switch.without:  # after the engine's start, before a capture
+        stack.enter_context(Plainly(switch.without))
     batch = new_batch(where)
-    if switch.graphs:
+    if switch.graphs and where.device.type == "cuda":
         batch = batch.to(where.device, counts=True)
         replay_micro_batches(engine.module, batch)
     return partial(engine_step, engine, batch)

@@ -1,4 +1,7 @@
-"""Runs the parts of `bench/gpu.py` one after another within their time limits, and keeps their results."""
+"""Runs the parts of `bench/gpu.py` within their time limits, and keeps their results.
+
+On a GPU the checks of stage a run side by side, as most of their time is the host's; what is timed runs alone.
+"""
 
 import json
 import os
@@ -8,15 +11,19 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from threading import Event, Lock
+from typing import Any
 
 from bench.gpu.items import keep
 from bench.gpu.parts import STAGES, WARM_UP_SHARE, GpuOptions, Part, Stage, all_parts
 from foundation.config import ConfigError
 from foundation.files import ROOT, make_folder, require_folder
 
-LOG = "log.txt"
+LOGS = "logs"
+AT_ONCE = {"cuda": 8, "cpu": 1}
+"""Checks that run at the same time; every one fits a GPU of 16 GB beside the others."""
 LEAST_SECONDS = 5.0
 """No part is started when less time than this is left."""
 POLL_SECONDS = 0.5
@@ -37,17 +44,28 @@ def main(options: GpuOptions) -> int:
     require_folder(options.work, "work")
     for folder in (options.output, options.work):
         make_folder(folder)
-    deadline = time.monotonic() + 60 * options.minutes
+    (options.output / LOGS).mkdir(exist_ok=True)
+    deadline, interrupted = time.monotonic() + 60 * options.minutes, Event()
     results = Results(options.output)
-    with (options.output / LOG).open("a") as log:
-        for part in in_order([part for part in all_parts(options) if part.stage in options.stages], results):
-            left = deadline - time.monotonic()
-            if reason := part.missing(options):
-                results.write(part, {"state": "skipped", "reason": reason})
-            elif left < LEAST_SECONDS:
-                results.write(part, {"state": "unfinished"})
-            else:
-                run_part(part, min(part.seconds, left), options, results, log)
+
+    def run(part: Part) -> None:
+        left = deadline - time.monotonic()
+        if reason := part.missing(options):
+            results.write(part, {"state": "skipped", "reason": reason})
+        elif left < LEAST_SECONDS or interrupted.is_set():
+            results.write(part, {"state": "unfinished"})
+        else:
+            run_part(part, min(part.seconds, left), options, results, interrupted)
+
+    parts = list(in_order([part for part in all_parts(options) if part.stage in options.stages], results))
+    with ThreadPoolExecutor(AT_ONCE[options.device]) as pool:
+        try:
+            list(pool.map(run, [part for part in parts if part.stage == "a"]))
+            for part in parts:
+                if part.stage != "a":
+                    run(part)
+        finally:
+            interrupted.set()
     return summary(options, results)
 
 
@@ -62,6 +80,7 @@ class Results:
 
     def __init__(self, output: Path) -> None:
         self.output = output
+        self._writing = Lock()
 
     def read(self, stage: Stage) -> dict[str, Record]:
         """Returns the records of a stage by part."""
@@ -73,9 +92,10 @@ class Results:
 
     def write(self, part: Part, changes: Record) -> None:
         """Changes the record of a part."""
-        records = self.read(part.stage)
-        records[part.name] = records.get(part.name, {}) | changes
-        keep(records, self._path(part.stage))
+        with self._writing:
+            records = self.read(part.stage)
+            records[part.name] = records.get(part.name, {}) | changes
+            keep(records, self._path(part.stage))
 
     def _path(self, stage: Stage) -> Path:
         return self.output / f"{stage}-{STAGES[stage]}.json"
@@ -88,8 +108,8 @@ def in_order(parts: list[Part], results: Results) -> Iterator[Part]:
     yield from (part for part, state in states.items() if state in ("failed", "too slow"))
 
 
-def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, log: IO[str]) -> None:
-    """Runs a part for at most `seconds`, with its output in the log and its results in the stage's file."""
+def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, interrupted: Event) -> None:
+    """Runs a part for at most `seconds`, with its output in a log of its own and its results in the stage's file."""
     print(f"{part.stage}) {part.name}: at most {seconds:.0f} s", flush=True)
     before, product = results.of(part), options.product(part.name)
     product.unlink(missing_ok=True)
@@ -98,23 +118,26 @@ def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, 
     command = part.command
     if part.warm_up:
         command += ("--warm_up_seconds", f"{WARM_UP_SHARE * seconds:.1f}", "--output", str(product))
-    log.write(f"\n== {part.name}: {shlex.join(command[1:])}\n")
-    log.flush()
     results.write(part, {"state": "unfinished", "machine": machine(options.device)})
     started, seen = time.monotonic(), 0
     found = os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
     environment = os.environ | {"PYTHONPATH": found}  # a machine with a GPU need not have this package installed
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, process_group=0)
-    try:
-        while (code := exit_code(process)) is None and time.monotonic() < started + seconds:
-            seen = take(product, seen, part, results)
-    finally:  # also when the user interrupts
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # and its child processes
-            process.wait()
-            log.write(f"ended after {time.monotonic() - started:.0f} s\n")
+    with (options.output / LOGS / f"{product.stem}.txt").open("a") as log:
+        log.write(f"== {shlex.join(command[1:])}\n")
+        log.flush()
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, process_group=0)
+        try:
+            while (code := exit_code(process)) is None and time.monotonic() < started + seconds:
+                if interrupted.is_set():
+                    break
+                seen = take(product, seen, part, results)
+        finally:  # also when the user interrupts
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # and its child processes
+                process.wait()
+                log.write(f"ended after {time.monotonic() - started:.0f} s\n")
     take(product, seen, part, results)
-    late = "too slow" if seconds >= part.seconds else "unfinished"
+    late = "too slow" if seconds >= part.seconds and not interrupted.is_set() else "unfinished"
     fails = bool(code) and not (part.warm_up and product.exists())  # how a contender of a step ended is a result
     results.write(
         part,
@@ -125,7 +148,7 @@ def run_part(part: Part, seconds: float, options: GpuOptions, results: Results, 
             "calls": before.get("calls", 0) + 1,
         },
     )
-    print(f"   {results.of(part)['state']} after {time.monotonic() - started:.0f} s", flush=True)
+    print(f"   {part.name} {results.of(part)['state']} after {time.monotonic() - started:.0f} s", flush=True)
 
 
 def exit_code(process: "subprocess.Popen[bytes]") -> int | None:

@@ -1,5 +1,6 @@
 """Stage d of `bench/gpu.py`: the time of a training step by kernel."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ def run_profile(options: GpuOptions, shape: str, product: Path) -> int:
     """Records every kernel's share of a step's time and, for the first shape, a trace for chrome://tracing."""
     compute_deterministically()  # as a run does
     on_gpu = options.device == "cuda"
-    step = new_step(shaped(options.device, shape), Switch())
+    step = new_step(shaped(options.device, shape), Switch(), ExitStack())
     for _ in range(3):
         step()
     activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if on_gpu else [])]

@@ -34,7 +34,7 @@ from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
 from pretrain.model import attention_kernels, elementwise_kernels, vocabulary_kernels
 from pretrain.model.triton_attention import settings
-from pretrain.model.triton_elementwise import COLUMNS, tile_of
+from pretrain.model.triton_elementwise import GELU_COLUMNS, GELU_TILE, SUM_COLUMNS, SUM_ROWS, tile_of
 from pretrain.model.triton_vocabulary import ROWS
 from pretrain.model.triton_vocabulary import sizes as vocabulary_settings
 
@@ -95,7 +95,7 @@ def rows(options: RegisterOptions) -> Iterator[list[str]]:
 def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
     """Yields the size of a head, embedding or layer, a kernel, and its compile-time parameters."""
     for size in options.head_sizes if dtype != "fp32" else ():
-        given = settings(size, dropped=6554)
+        given = settings(size, dropped=26)
         yield size, attention_kernels.forward, given
         yield size, attention_kernels.query_backward, given | {"LEARNS_BIAS": True}
         yield size, attention_kernels.key_backward, given
@@ -107,7 +107,8 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
             given |= {"EXPONENT": 1.0, "ENTROPY": True, "WEIGHED": True}
             yield size, kernel, {key: value for key, value in given.items() if key in (*kernel.arg_names, *LAUNCH)}
     for size in options.hidden_sizes:
-        yield size, elementwise_kernels.gelu_backward, tile_of(4 * size, COLUMNS)
+        yield size, elementwise_kernels.column_sums, {"R": SUM_ROWS, "C": SUM_COLUMNS, "num_warps": 4}
+        yield size, elementwise_kernels.gelu_backward, tile_of(GELU_COLUMNS, GELU_TILE)
         for kernel in (elementwise_kernels.norm_forward, elementwise_kernels.norm_backward):
             yield size, kernel, tile_of(size) | {"DROPOUT": True}
 

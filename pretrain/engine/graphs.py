@@ -5,12 +5,14 @@ DeepSpeed's own work on gradients is not captured: its hooks run after the backw
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from pretrain.engine.deepspeed_config import EngineConfig
 
@@ -19,13 +21,13 @@ WARM_UPS = 3
 
 
 def unreplayable(config: EngineConfig, on_gpu: bool) -> Iterator[str]:
-    """Yields a problem for each reason why CUDA graphs cannot replay the micro-batches of a job."""
+    """Yields each reason why CUDA graphs cannot replay the micro-batches of a job."""
     reasons = {
         "without a GPU": not on_gpu,
         "with ZeRO stage 3, which moves the weights": config.stage == 3,
         "with activation_checkpointing, which reads the random state on the host": config.recomputes,
     }
-    yield from (f"graphs: true {reason}; leave it out" for reason, holds in reasons.items() if holds)
+    yield from (reason for reason, holds in reasons.items() if holds)
 
 
 class Replay(NamedTuple):
@@ -62,30 +64,45 @@ class ReplayLoss(torch.autograd.Function):
         return (None, *_unflatten_dense_tensors(ctx.replay.gradient.clone(), ctx.replay.parameters))
 
 
+def warm_up(work: Callable[[], object], times: int) -> None:
+    """Runs `work` on a stream of its own, as a capture needs."""
+    current, other = torch.cuda.current_stream(), torch.cuda.Stream()
+    other.wait_stream(current)
+    with torch.cuda.stream(other):
+        for _ in range(times):
+            work()
+    current.wait_stream(other)
+
+
+def captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
+    """Captures what this thread launches; others pin memory and watch the communication meanwhile."""
+    context: AbstractContextManager[None] = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    return context
+
+
 def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     """Makes `model.forward` replay graphs captured here, for micro-batches with the shapes of `sample`.
 
     A micro-batch is a named tuple of tensors on the GPU. Each replay overwrites the output of the previous one.
     Evaluation, and forwards with entropies, run without graphs.
     """
-    eager = model.forward
-    parameters = tuple(model.parameters())
+    eager, parameters = model.forward, dict(model.named_parameters())
+    # leaves with the same memory: the parameters' own belong to the stream on which DeepSpeed gave them hooks
+    leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
     inputs = sample._make(part.clone() for part in sample)
-    current, other = torch.cuda.current_stream(), torch.cuda.Stream()
-    other.wait_stream(current)
-    with torch.cuda.stream(other):
-        for _ in range(WARM_UPS):
-            torch.autograd.grad(eager(inputs).loss, parameters, allow_unused=True)
-    current.wait_stream(other)
+
+    def gradients(loss: Tensor, incoming: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(loss, tuple(leaves.values()), incoming, allow_unused=True)
+
+    warm_up(lambda: gradients(functional_call(model, leaves, (inputs,)).loss), WARM_UPS)
     forward, backward, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    # only this thread's work is captured: others pin memory and watch the communication meanwhile
-    with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
-        output = eager(inputs)
+    with captured(forward, pool):
+        output = functional_call(model, leaves, (inputs,))
     incoming = torch.ones_like(output.loss)
-    with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
-        found = torch.autograd.grad(output.loss, parameters, incoming, allow_unused=True)
+    with captured(backward, pool):
+        found = gradients(output.loss, incoming)
         gradient = _flatten_dense_tensors([each for each in found if each is not None])
-    used = tuple(each for each, its_gradient in zip(parameters, found, strict=True) if its_gradient is not None)
+    used = tuple(own for own, its_gradient in zip(parameters.values(), found, strict=True) if its_gradient is not None)
     output = output._replace(loss=output.loss.detach())  # its graph would keep the parameters on the capture's stream
     replay = Replay(forward.replay, backward.replay, output.loss, incoming, used, gradient)
 

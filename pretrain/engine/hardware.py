@@ -127,6 +127,7 @@ def compute_deterministically(environment: MutableMapping[str, str] = os.environ
 def product_speed(precision: str, device: torch.device) -> float:
     """Measures the FLOP/s of this process's square matrix products, by the `ops.linear` that the model uses."""
     size, seconds = 128, 0.0
+    _seconds_of_product(size, precision, device)  # a GPU's library takes a second to start
     while seconds < LONG_ENOUGH and size < LARGEST:
         size *= 2
         seconds = _seconds_of_product(size, precision, device)

@@ -260,11 +260,7 @@ def _diagonals(values_MK, SIDE: tl.constexpr):
 @triton.jit
 def kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
     """Returns a mask, true where dropout keeps a value; it depends on row and column only, not on the tile's size."""
-    group_G = tile * (K // 8) + tl.arange(0, K // 8)
-    zero_MG = row_M[:, None] * 0 + group_G[None, :] * 0
-    a_MG, b_MG, c_MG, d_MG = tl.philox(
-        tl.load(seed), zero_MG + row_M[:, None], zero_MG + group_G[None, :], zero_MG + head, zero_MG, ROUNDS
-    )
+    a_MG, b_MG, c_MG, d_MG = _draw(seed, head, row_M, tile * (K // 8) + tl.arange(0, K // 8))
     words_MG22 = tl.join(tl.join(a_MG, b_MG), tl.join(c_MG, d_MG))
     kept_MG222 = tl.join(
         (words_MG22 & 0xFFFF).to(tl.int32) >= dropped,
@@ -275,13 +271,28 @@ def kept(seed, head, row_M, tile, K: tl.constexpr, dropped):
 
 @triton.jit
 def _kept(seed, head, row_M, column, SIDE: tl.constexpr, dropped):
-    """Returns the mask `kept` of a tile of probabilities, its columns in another order.
+    """Returns a mask of a tile of probabilities, true where dropout keeps one, from one random byte each.
 
-    Bits drawn together go to columns in one thread's registers, laid out as tensor cores do: two neighbors in each of
-    four groups of 8. So no value moves between threads.
+    The four threads that share a row in the layout of tensor cores hold two neighbors of each group of 8 columns: each
+    draws once for all of its columns, so no value moves between threads. A tile of 32 uses half of a draw.
     """
-    kept_MK = kept(seed, head, row_M, column, SIDE, dropped)
-    return kept_MK.reshape(SIDE, SIDE // 32, 4, 4, 2).permute(0, 1, 3, 2, 4).reshape(SIDE, SIDE)
+    a_MG, b_MG, c_MG, d_MG = _draw(seed, head, row_M, column * 4 + tl.arange(0, 4))
+    words = tl.join(a_MG, b_MG)
+    if SIDE == 64:
+        words = tl.join(words, tl.join(c_MG, d_MG))
+    least = tl.cast(dropped, tl.uint32)
+    low = tl.join((words & 0xFF) >= least, (words & 0xFFFF) >= least << 8)
+    high = tl.join((words & 0xFFFFFF) >= least << 16, words >= least << 24)
+    return tl.join(low, high).reshape(SIDE, 4, SIDE // 8, 2).permute(0, 2, 1, 3).reshape(SIDE, SIDE)
+
+
+@triton.jit
+def _draw(seed, head, row_M, group_G):
+    """Returns four random words for each row and group of columns of a head, [M, G] each."""
+    zero_MG = row_M[:, None] * 0 + group_G[None, :] * 0
+    return tl.philox(
+        tl.load(seed), zero_MG + row_M[:, None], zero_MG + group_G[None, :], zero_MG + head, zero_MG, ROUNDS
+    )
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from data_prep.masking import MASK_RATE, mask_size
 from foundation.machine import cores, memory
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import EngineConfig, read
+from pretrain.engine.graphs import captured, warm_up
 from pretrain.engine.hardware import DTYPES, choose, product_speed, use_operations, wait_for
 from pretrain.job.processes import World, local_ranks
 from pretrain.method.objective import ObjectiveConfig
@@ -36,6 +37,11 @@ LARGEST_GPU = 1024 * GIB
 """More bytes of memory than any GPU has."""
 LONG_ENOUGH = 0.03
 """Seconds that a layer's forward and backward should take, so that they can be measured."""
+MOST_TOKENS = 2**16
+"""No layer is timed with more tokens: they keep any GPU busy, and with the largest layers take 2 GB."""
+HOST_SECONDS = 25e-6
+"""Seconds per parameter of a layer in which a GPU waits for the host in each step: DeepSpeed's hooks and update. Between
+small and base on an H100 with an Intel Xeon (docs/evidence/gpu.md)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Ratios of times: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses to their
 matrix products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16: the
@@ -208,6 +214,10 @@ class Sizes(NamedTuple):
     length: int
 
     @property
+    def encoders(self) -> tuple[EncoderSizes, ...]:
+        return tuple(objective_class(self.run.objective.name).encoders(self.run.model, self.vocab_size))
+
+    @property
     def flops(self) -> float:
         run = self.run
         return flops_per_token(run.model, run.objective, self.vocab_size, self.length, run.mask_rate)
@@ -222,7 +232,13 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)
     fp32 = products if precision == "fp32" else product_speed("fp32", device)
-    flops = sizes.flops / seconds_per_token(sizes, precision, device, products, fp32)
+    seconds = seconds_per_token(sizes, precision, device, products, fp32)
+    if cuda:
+        with torch.device("meta"):
+            stacks = [sizes.run.model.parts.layers(encoder) for encoder in sizes.encoders]
+        tensors = sum(1 for stack in stacks for _ in stack.parameters())
+        seconds += HOST_SECONDS * tensors * processes / (sizes.run.batch_size * sizes.length)
+    flops = sizes.flops / seconds
     alone = processes if cuda else 1
     flops, *speeds = (sum(world.of_ranks(own)) if world else own * alone for own in (flops, products, fp32))
     source = "the speed of one layer of each encoder, timed now"
@@ -239,33 +255,50 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
 def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, products: float, fp32: float) -> float:
     """Measures a layer of each encoder, forward and backward; returns the seconds of a training step per token, given
     the speeds of products in the run's precision and in fp32.
+
+    A GPU computes the heads in the run's precision, too.
     """
     seconds, of_layers = 0.0, 0.0
-    for encoder in objective_class(sizes.run.objective.name).encoders(sizes.run.model, sizes.vocab_size):
+    for encoder in sizes.encoders:
         flops = FORWARD_AND_BACKWARD * encoder.layer_flops(sizes.length)
-        rows = max(1, int(LONG_ENOUGH * products / flops / sizes.length))
+        tokens = min(LONG_ENOUGH * products / flops, MOST_TOKENS)
+        rows = max(1, int(tokens / sizes.length))
         seconds += encoder.num_hidden_layers * _layer_seconds(
             sizes.run.model.parts, encoder, rows, sizes.length, precision, device
         )
         of_layers += encoder.num_hidden_layers * flops
-    return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / fp32
+    return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / (
+        products if device.type == "cuda" else fp32
+    )
 
 
 def _layer_seconds(
     parts: Parts, encoder: EncoderSizes, rows: int, length: int, precision: str, device: torch.device
 ) -> float:
-    """Returns the shortest of three forwards and backwards of one layer, per token."""
+    """Returns the shortest of three forwards and backwards of one layer, per token; on a GPU, of their CUDA graph."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the run's randomness is untouched
         stack = parts.layers(replace(encoder, num_hidden_layers=1)).to(device, DTYPES[precision]).train()
         hidden_BLH = torch.randn(rows, length, encoder.hidden_size, device=device).to(DTYPES[precision])
         visible_BL = torch.ones(rows, length, dtype=torch.bool, device=device)
+        leaves = [hidden_BLH.requires_grad_(), *stack.parameters()]
+
+        def work() -> None:
+            output_BLH = stack(hidden_BLH, visible_BL)
+            torch.autograd.grad(output_BLH, leaves, torch.ones_like(output_BLH), allow_unused=True)
+
+        run = work
+        if device.type == "cuda":
+            warm_up(work, times=1)
+            graph = torch.cuda.CUDAGraph()
+            with captured(graph):
+                work()
+            run = graph.replay
         seconds = []
         for _ in range(3):
             wait_for(hidden_BLH)
             started = time.perf_counter()
-            output_BLH = stack(hidden_BLH.requires_grad_(), visible_BL)
-            output_BLH.backward(torch.ones_like(output_BLH))
-            wait_for(output_BLH)
+            run()
+            wait_for(hidden_BLH)
             seconds.append(time.perf_counter() - started)
     return min(seconds) / (rows * length)
 

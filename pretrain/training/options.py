@@ -48,8 +48,8 @@ class RunOptions(StrictConfig):
     """the launcher's hostfile: --dry_run checks its hosts; training compares it with the started processes"""
     compile: bool = False
     """fuse each layer with torch.compile, for GPUs; adds half a minute to every start, slower on a CPU"""
-    graphs: bool = False
-    """replay each micro-batch as CUDA graphs; ZeRO stages 0 to 2, not yet tried on a GPU"""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """replay each micro-batch as CUDA graphs, at ZeRO stages 0 to 2; auto: on one GPU in bf16, without --compile"""
     hang_timeout: float = Field(default=600, ge=1, le=MOST)
     """seconds without progress before the job is ended"""
     dry_run: bool = False

@@ -67,6 +67,14 @@ class Plan(NamedTuple):
     def folder(self) -> Path:
         return self.options.folder
 
+    @property
+    def graphs(self) -> bool:
+        """Whether CUDA graphs replay the micro-batches; `auto` where a GPU has shown that they change no bit."""
+        if self.options.graphs != "auto":
+            return self.options.graphs == "on"
+        shown = self.target.processes == 1 and self.deepspeed.precision == "bf16" and not self.options.compile
+        return shown and not any(unreplayable(self.deepspeed, self.target.on_gpu))
+
     def __str__(self) -> str:
         """The plan in five lines; every setting is in the run folder's run.json."""
         sequences, length = self.run.batch_size * self.run.optim.steps, self.shards.mean_length
@@ -158,7 +166,8 @@ def make_plan(options: RunOptions) -> Plan:
         problems.attempt(lambda: require_fit(sources, run, manifest.vocab_size, vocabulary))
     if deepspeed is None:
         raise ConfigError(*problems)
-    problems += unreplayable(deepspeed, target.on_gpu) if options.graphs else ()
+    if options.graphs == "on":
+        problems += [f"graphs: got on {reason}; leave it out" for reason in unreplayable(deepspeed, target.on_gpu)]
     if run.optim.muon and deepspeed.stage:
         problems.append(
             f"optim.muon: got true at ZeRO stage {deepspeed.stage}, which divides a matrix among the ranks; add"

@@ -122,7 +122,7 @@ def train(training: Training) -> int:
     state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
     batches = TrainingBatches(plan.shards, training.batches, plan.run.seed, plan.run.mask_rate)
     choice = MaskChoice(plan.run.mask_choice, state, batches, engine) if plan.run.mask_choice else None
-    if plan.options.graphs and state.step < plan.run.optim.steps:
+    if plan.graphs and state.step < plan.run.optim.steps:
         replay_micro_batches(engine.module, batches.step(state.step)[0].to(engine.device, counts=True))
     with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
         code = run_steps(training, batches, state, telemetry, stop, choice)
@@ -188,7 +188,7 @@ def losses(
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
-        batch = batch.to(engine.device, counts=training.plan.options.graphs)
+        batch = batch.to(engine.device, counts=training.plan.graphs)
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches

@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from threading import Event
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from bench.gpu.parts import GpuOptions, Part, all_parts
 def options(tmp_path):
     """Options of a call on a CPU, whose folders exist."""
     made = GpuOptions(output=tmp_path / "out", work=tmp_path / "work", device="cpu")
-    made.output.mkdir()
+    (made.output / "logs").mkdir(parents=True)
     made.work.mkdir()
     return made
 
@@ -24,8 +25,7 @@ def options(tmp_path):
 def call(part, options, seconds=60.0):
     """Runs a part; returns its record."""
     results = Results(options.output)
-    with (options.output / "log.txt").open("a") as log:
-        run_part(part, seconds, options, results, log)
+    run_part(part, seconds, options, results, Event())
     return results.of(part)
 
 
@@ -120,10 +120,8 @@ def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(options, shards_fold
     parts = list(all_parts(whole))
     records = {part.name: Results(options.output).of(part) for part in parts}
     assert {record["state"] for record in records.values()} == {"finished"}
-    assert (
-        "test_the_engine_has_the_losses_of_plain_pytorch[hp_loss-zero1_fp16] PASSED"
-        in (options.output / "log.txt").read_text()
-    )
+    tests = (options.output / "logs/tests.txt").read_text()
+    assert "test_the_engine_has_the_losses_of_plain_pytorch[hp_loss-zero1_fp16] PASSED" in tests
     assert all(records[f"bits {name}"]["found"][name]["outcome"] == "passed" for name in ("bf16", "fp16", "fp32"))
     assert records["bits fp16"]["found"]["fp16"]["skipped"] > 0
     assert records["step tiny 32 hp_loss"]["found"]["contenders"]["hp_loss"]["seconds"] > 0
@@ -133,7 +131,6 @@ def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(options, shards_fold
     (cell,) = records["study"]["found"].values()
     assert cell["numbers"]["frozen AUC"] > 0
     assert (options.output / "trace.json.gz").stat().st_size < 16e6
-    assert len(list(options.output.iterdir())) == 8  # as many files as may come back from a machine
     calls = [record["calls"] for record in records.values()]
     assert main(whole) == 0
     assert [Results(options.output).of(part)["calls"] for part in parts] == calls

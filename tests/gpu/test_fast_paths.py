@@ -21,6 +21,8 @@ import pretrain.model.distribution
 from bench.gpu.setting import LEARNING_RATE, Plainly, Setting, engine_step, gentle_engine, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
 from pretrain.data.batches import Batch
+from pretrain.engine.graphs import replay_micro_batches
+from pretrain.engine.hardware import compute_deterministically
 from pretrain.engine.optim import parameter_groups
 from pretrain.engine.plain import squared_norm
 from pretrain.model import ops
@@ -56,6 +58,8 @@ def where() -> Setting:
         from bench.gpu.declared import declare
 
         declare(asynchronous=True)
+    if device == "cuda":
+        compute_deterministically()  # as a run does
     found = setting(device)
     gentle_engine(found, new_model(found), "zero0_fp32")
     return found
@@ -267,6 +271,22 @@ def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str,
             optimizer.zero_grad()
             expected.append(loss.detach())
     assert off(torch.stack(ours).float(), torch.stack(expected)) <= roundings(engine.dtype)
+
+
+@pytest.mark.parametrize("config", ("zero0_fp32", "zero1_bf16", "zero1_fp16"))
+def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(gpu: Setting, config: str) -> None:
+    if "zero0" not in config:
+        pytest.importorskip("deepspeed")
+    batch, results = new_batch(gpu).to(gpu.device, counts=True), []
+    for graphed in (False, True):
+        engine = gentle_engine(gpu, new_model(gpu), config)
+        if graphed:
+            replay_micro_batches(engine.module, batch)
+        for step in range(ENGINE_STEPS):
+            torch.manual_seed(step)
+            engine_step(engine, batch)
+        results.append([parameter.detach().clone() for parameter in engine.module.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def test_forward_and_backward_never_wait_for_the_device(gpu: Setting) -> None:

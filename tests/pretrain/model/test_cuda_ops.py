@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pretrain.model import cuda_ops, ops
 
 pytest.importorskip("triton")
-FORMS = ("attend", "attention_bias", "gelu_linear", "linears", "norm_residual", "softmax")
+from pretrain.model import triton_elementwise
+
+FORMS = ("attend", "attention_bias", "gelu_linear", "linear", "linears", "norm_residual", "softmax")
 
 
 pytestmark = pytest.mark.usefixtures("restored_ops")
@@ -50,7 +52,7 @@ def test_layers_that_share_their_input_have_the_gradients_of_each_alone(follow: 
     upstream = torch.randn(3, 2, 5, 4, dtype=torch.float64)
     leaves = [x, *(parameter for layer in layers for parameter in layer.parameters())]
     results = []
-    for form in (cuda_ops.PLAIN_LINEARS, cuda_ops.linears):
+    for form in (ops.linears, triton_elementwise.linears):
         outputs = form(x, layers)
         gradients = [*upstream] if follow else [part.clone() for part in upstream]
         with Counted() as counted:
@@ -61,7 +63,7 @@ def test_layers_that_share_their_input_have_the_gradients_of_each_alone(follow: 
 
 def test_weights_that_stage_3_partitions_are_used_by_their_own_modules() -> None:
     cuda_ops.use((9, 0))
-    assert ops.linears is cuda_ops.linears and ops.softmax is not cuda_ops.PLAIN_SOFTMAX
+    assert ops.linears is triton_elementwise.linears and ops.softmax is not cuda_ops.PLAIN_SOFTMAX
     cuda_ops.use((9, 0), partitioned=True)
     assert (ops.linears, ops.softmax) == (cuda_ops.PLAIN_LINEARS, cuda_ops.PLAIN_SOFTMAX)
     layers, called = [nn.Linear(3, 3) for _ in range(3)], []

@@ -10,7 +10,7 @@ from pretrain.model import ops
 pytest.importorskip("triton")
 
 from pretrain.model import triton_elementwise
-from pretrain.model.triton_elementwise import TILE, gelu_linear, norm_residual
+from pretrain.model.triton_elementwise import column_sums, gelu_linear, norm_residual, tile_of
 
 EXACT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Norm of the error allowed, relative to the norm of the result."""
@@ -128,12 +128,24 @@ def test_dropout_follows_pytorchs_seed() -> None:
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-# Both
+# Sums of columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 7, 40), (2, 1100, 130), (1, 4200, 1)], ids=str)
+def test_sums_of_columns_are_those_of_float64_rounded_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    (values,) = leaves(shape, dtype=dtype)
+    exact = values.detach().double().sum(1)
+    spacing = torch.finfo(dtype).eps * exact.abs() + 1e-6 * shape[1] ** 0.5
+    assert ((column_sums(values.detach(), dtype).double() - exact).abs() <= spacing).all()
+
+
+# All
 
 
 def test_two_runs_have_the_same_bits_with_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_elementwise, "PROGRAMS", 2)
-    rows = 4 * (TILE // 16) + 5  # two programs have two tiles or three
+    rows = 4 * tile_of(16)["R"] + 5  # two programs have two tiles or three
     values, residual, weight, bias = given = leaves((rows, 16), (rows, 16), (16,), (16,), dtype=torch.float16)
     inner = (values, *leaves((16, 16), (16,), dtype=torch.float16))
     found = []

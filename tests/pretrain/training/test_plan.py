@@ -95,10 +95,22 @@ def test_muon_is_refused_where_zero_divides_matrices(shards_folder: Path, tmp_pa
 def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
     changes: dict[str, object], problem: str, shards_folder: Path, tmp_path: Path
 ) -> None:
-    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100", "graphs": True}
-    assert make_plan(options(shards_folder, tmp_path, **given)).options.graphs
-    with pytest.raises(ConfigError, match=rf"^graphs: true {problem}.*; leave it out$"):
+    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100", "graphs": "on"}
+    assert make_plan(options(shards_folder, tmp_path, **given)).graphs
+    with pytest.raises(ConfigError, match=rf"^graphs: got on {problem}.*; leave it out$"):
         make_plan(options(shards_folder, tmp_path, **given | changes))
+    assert not make_plan(options(shards_folder, tmp_path, **given | changes | {"graphs": "auto"})).graphs
+
+
+@pytest.mark.parametrize(
+    ("changes", "on"),
+    [({}, True), ({"graphs": "off"}, False), ({"compile": True}, False), ({"deepspeed_config": "zero1_fp16"}, False)],
+)
+def test_one_gpu_replays_graphs_in_bf16_unless_told_otherwise(
+    changes: dict[str, object], on: bool, shards_folder: Path, tmp_path: Path
+) -> None:
+    given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100"}
+    assert make_plan(options(shards_folder, tmp_path, **given | changes)).graphs is on
 
 
 def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
