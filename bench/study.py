@@ -136,14 +136,14 @@ def require_data(options: StudyOptions, study: Study) -> None:
     """Checks that the data of every measure is there, before anything is trained.
 
     Raises:
-        ConfigError: a folder is missing.
+        ConfigError: one is not a folder.
     """
     tasks = {probe.task for probe in study.probes}
     needed = [("data_dir", options.data_dir / task) for task in sorted(tasks - {"SQuAD"})]
     needed += [("squad", options.squad)] if "SQuAD" in tasks else []
     needed += [("blimp", options.blimp)] if study.blimp else []
     needed += [("punkt", options.punkt)] if options.punkt else []
-    if missing := [f"{name}: {path} does not exist; name its folder" for name, path in needed if not path.exists()]:
+    if missing := [f"{name}: {path} is not a folder; name one" for name, path in needed if not path.is_dir()]:
         raise ConfigError(*missing)
 
 

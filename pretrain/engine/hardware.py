@@ -98,7 +98,9 @@ def use_operations(world: World | None = None, *, partitioned: bool = False) -> 
     With `partitioned` weights (ZeRO stage 3), only functions that use a weight within its own module are chosen.
     """
     if torch.cuda.is_available():
-        cuda_ops.use(torch.cuda.get_device_capability(), partitioned)
+        gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # AMD's tell none
+        cuda_ops.use((gpu.major, gpu.minor), partitioned, shared)
     else:
         faster = cpu_ops.onednn_is_faster()
         cpu_ops.use(world.share(faster) if world else faster)

@@ -5,17 +5,19 @@ from importlib.util import find_spec
 from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
+LEAST_SHARED = 99 * 1024
+"""Bytes of shared memory that a block of threads needs for every kernel to start; all GPUs since the A100 have them."""
 PLAIN_LINEARS, PLAIN_SOFTMAX = ops.linears, ops.softmax
 
 
-def use(capability: tuple[int, int], partitioned: bool = False) -> None:
-    """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability can run them and
-    Triton is installed.
+def use(capability: tuple[int, int], partitioned: bool = False, shared: int = LEAST_SHARED) -> None:
+    """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability and with so much
+    shared memory per block can run them and Triton is installed.
 
     With `partitioned` weights (ZeRO stage 3), functions that use weights outside the weights' own modules are not
     replaced: a weight exists only while its module runs.
     """
-    if capability < LEAST_CAPABILITY or find_spec("triton") is None:
+    if capability < LEAST_CAPABILITY or shared < LEAST_SHARED or find_spec("triton") is None:
         return
     from pretrain.model.triton_attention import attend, attention_bias
     from pretrain.model.triton_elementwise import gelu_linear, linear, linears, norm_residual

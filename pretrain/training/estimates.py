@@ -40,8 +40,8 @@ LONG_ENOUGH = 0.03
 MOST_TOKENS = 2**16
 """No layer is timed with more tokens: they keep any GPU busy, and with the largest layers take 2 GB."""
 HOST_SECONDS = 25e-6
-"""Seconds per parameter of a layer in which a GPU waits for the host in each step: DeepSpeed's hooks and update. Between
-small and base on an H100 with an Intel Xeon (docs/evidence/gpu.md)."""
+"""Seconds per parameter of a layer in which a GPU waits for the host in each step, for DeepSpeed's hooks and update:
+between those of small and base on an H100 with an Intel Xeon (docs/evidence/gpu.md)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Ratios of times: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses to their
 matrix products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16: the

@@ -76,7 +76,8 @@ def test_parts_that_need_shards_are_skipped_without_them(options, capsys):
 
 def test_stages_a_to_e_take_at_most_35_minutes_and_no_part_more_than_nine(tmp_path):
     parts = list(all_parts(GpuOptions(data=tmp_path)))
-    assert sum(part.seconds for part in parts if part.stage != "f") <= 35 * 60
+    checks = max(part.seconds for part in parts if part.stage == "a")  # side by side
+    assert checks + sum(part.seconds for part in parts if part.stage in "bcde") <= 35 * 60
     assert max(part.seconds for part in parts) <= 9 * 60
     assert [part.stage for part in parts] == sorted(part.stage for part in parts)
 

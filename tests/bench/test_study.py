@@ -156,8 +156,9 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
 def test_a_missing_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
     write_data(tmp_path)
     shutil.rmtree(tmp_path / "blimp")
+    (tmp_path / "blimp").touch()
     (line,) = refused(tmp_path, "--output", str(tmp_path / "out"))
-    assert "blimp: " in line and "does not exist" in line
+    assert "blimp: " in line and "is not a folder" in line
     assert not (tmp_path / "out").exists()
 
 

@@ -26,9 +26,10 @@ def test_triton_is_used_from_ampere_on(capability: tuple[int, int]) -> None:
     assert not [name for name in FORMS if getattr(ops, name) is plain[name]]
 
 
-def test_a_v100_keeps_pytorchs_operations() -> None:
+@pytest.mark.parametrize(("capability", "shared"), [((7, 0), 96 * 1024), ((9, 0), 96 * 1024)])
+def test_a_v100_or_too_little_shared_memory_keeps_pytorchs_operations(capability: tuple[int, int], shared: int) -> None:
     plain = {name: getattr(ops, name) for name in FORMS}
-    cuda_ops.use((7, 0))
+    cuda_ops.use(capability, shared=shared)
     assert {name: getattr(ops, name) for name in FORMS} == plain
 
 
