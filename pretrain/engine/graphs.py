@@ -86,7 +86,9 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     A micro-batch is a named tuple of tensors on the GPU. Each replay overwrites the output of the previous one.
     Evaluation, and forwards with entropies, run without graphs.
     """
-    eager, parameters = model.forward, dict(model.named_parameters())
+    eager = model.forward
+    # odd sizes last, so that the others' gradients start at 16 bytes and are summed in the same order as eager ones
+    parameters = dict(sorted(model.named_parameters(), key=lambda named: named[1].numel() % 8 != 0))
     # leaves with the same memory: the parameters' own belong to the stream on which DeepSpeed gave them hooks
     leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
     inputs = sample._make(part.clone() for part in sample)
