@@ -166,8 +166,12 @@ def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
 
 
 def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
-    """Returns the estimated memory of one process."""
-    return memory_per_process(plan.deepspeed, plan.target.processes, parameters, *plan.sizes, machine.capability)
+    """Returns the estimated memory of one process.
+
+    CUDA graphs keep their activations' memory, and a step that reports, which is no replay, needs its own.
+    """
+    one = memory_per_process(plan.deepspeed, plan.target.processes, parameters, *plan.sizes, machine.capability)
+    return one._replace(activations=2 * one.activations) if plan.graphs else one
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:

@@ -10,8 +10,10 @@ import pytest
 from foundation.config import ConfigError
 from foundation.files import ROOT
 from pretrain.method.registry import BUILT_IN
+from pretrain.training.estimates import GPUS, memory_per_process
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import list_settings, make_plan
+from pretrain.training.plan_warnings import memory_of
 from pretrain.training.run_folder import write_run
 from tests.pretrain.conftest import SAMPLERS
 
@@ -110,7 +112,10 @@ def test_one_gpu_replays_graphs_in_bf16_unless_told_otherwise(
     changes: dict[str, object], on: bool, shards_folder: Path, tmp_path: Path
 ) -> None:
     given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100"}
-    assert make_plan(options(shards_folder, tmp_path, **given | changes)).graphs is on
+    plan = make_plan(options(shards_folder, tmp_path, **given | changes))
+    assert plan.graphs is on
+    kept = memory_per_process(plan.deepspeed, 1, 1, *plan.sizes, (8, 0)).activations
+    assert memory_of(plan, 1, GPUS["a100", "bf16"]).activations == (2 if on else 1) * kept
 
 
 def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
