@@ -23,7 +23,7 @@ from foundation.files import ROOT, make_folder, require_folder
 
 LOGS = "logs"
 AT_ONCE = {"cuda": 8, "cpu": 1}
-"""Checks that run at the same time; every one fits a GPU of 16 GB beside the others."""
+"""Checks that run at the same time."""
 LEAST_SECONDS = 5.0
 """No part is started when less time than this is left."""
 POLL_SECONDS = 0.5
