@@ -49,14 +49,15 @@ class Commands:
         name = cell_name(row, seed)
         run, exported = f"{self.output}/runs/{name}", f"{self.output}/exported/{name}"
         oracle = self.study.oracle_sequences if row.has_generator else 0
+        named = f" --objective {shlex.quote(row.sampler_file)}" if row.sampler_file else ""
         yield self.training(row, seed)
         yield Job(
             f"evaluate-{name}",
             f"python pretrain/evaluate.py {run} {self.output}/runs/{self.reference}"
             f" --sequences {self.study.held_out_sequences} --oracle_sequences {oracle}"
-            f" --output {self.output}/evaluation/{name}",
+            f" --output {self.output}/evaluation/{name}{named}",
         )
-        yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}")
+        yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}{named}")
         if self.study.blimp:
             data = shlex.quote(str(self.sources.blimp))
             kinds = self.study.blimp if row.has_generator else ("discriminator",)

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
 from pretrain.method.registry import GivenObjective
-from pretrain.presets import preset, with_objective, with_row
+from pretrain.presets import ROWS, preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -48,6 +48,12 @@ class Row(StrictConfig):
     def folder(self) -> str:
         """The row's name in a form that suits file names."""
         return re.sub(r"[^\w.=+-]+", "-", self.name)
+
+    @property
+    def sampler_file(self) -> str | None:
+        """The sampler's file, which every command must be given by `--objective`; None for a built-in objective."""
+        given = ROWS[self.row][0] if self.row else self.objective
+        return given if given and ":" in given else None
 
 
 class Reference(StrictConfig):

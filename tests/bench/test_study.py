@@ -24,7 +24,7 @@ STUDY = {
     "set": ["batch_size=8"],
     "rows": [
         {"name": "base", "row": "ELECTRA"},
-        {"name": "HP_Loss b=1", "row": "HP_Loss + Focal"},
+        {"name": "HP_Loss b=2", "row": "HP_Loss b=2"},
         {"name": "MLM", "objective": "mlm"},
     ],
     "baseline": "base",
@@ -44,7 +44,7 @@ STUDY = {
         },
     ],
     "measures": ["difficulty loss", "frozen AUC", "BLiMP", "BLiMP likelihood", "CoLA matthews", "SQuAD f1"],
-    "predictions": [{"text": "more", "measure": "BLiMP", "row": "HP_Loss b=1", "minus": "base"}],
+    "predictions": [{"text": "more", "measure": "BLiMP", "row": "HP_Loss b=2", "minus": "base"}],
 }
 
 
@@ -125,11 +125,11 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
     assert str(tmp_path) not in json.dumps([job["command"] for job in cell["jobs"]])
     assert base.stat().st_size < 100_000
 
-    (tmp_path / "here/runs/HP_Loss-b=1-seed0").mkdir()  # a part that fails: its run folder is a stranger's
-    (tmp_path / "here/runs/HP_Loss-b=1-seed0/run.json").write_text("{}")
+    (tmp_path / "here/runs/HP_Loss-b=2-seed0").mkdir()  # a part that fails: its run folder is a stranger's
+    (tmp_path / "here/runs/HP_Loss-b=2-seed0/run.json").write_text("{}")
     failed = run(tmp_path, *here, "--seeds", "0")
-    assert failed.returncode == 1 and "train-HP_Loss-b=1-seed0: exit code 2" in failed.stdout
-    shutil.rmtree(tmp_path / "here/runs/HP_Loss-b=1-seed0")
+    assert failed.returncode == 1 and "train-HP_Loss-b=2-seed0: exit code 2" in failed.stdout
+    shutil.rmtree(tmp_path / "here/runs/HP_Loss-b=2-seed0")
     second = run(tmp_path, *here, "--seeds", "0")
     assert second.returncode == 0, second.stdout + second.stderr
     assert "base-seed0" not in "".join(line for line in second.stdout.splitlines() if "$" in line)
