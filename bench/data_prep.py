@@ -45,7 +45,7 @@ from foundation.config import ConfigError, StrictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
-PUNKT_SAMPLE, PUNKT_TRAINED = 4_000_000, 1_000_000  # bytes, as in build_shards
+PUNKT_SAMPLE, PUNKT_TRAINED = 4_000_000, 500_000  # bytes, as in build_shards
 DEFAULT_INPUT, DEFAULT_VOCAB = Path("data/raw"), "data/vocab"
 LITTLE = 0.2  # MB
 SHARDS_PER_WORKER = 8

@@ -34,7 +34,7 @@ _MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts
 _WEIGHT = 256  # characters added to each document's size in a batch, for the memory of its Python objects
 # Limits of one batch of documents. They bound memory for long documents, and for many tiny ones, whose masks take more
 # than their text.
-_TOKENS_AT_ONCE = 1 << 22
+_TOKENS_AT_ONCE = 1 << 20
 _DOCUMENTS_AT_ONCE = 1 << 16
 
 

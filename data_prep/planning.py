@@ -16,6 +16,7 @@ from data_prep.unpacking import can_seek, text_per_byte
 _FEWEST = 8  # shards of a build, unless they would be smaller than this
 _SMALLEST, _MIDDLE, _LARGEST = 6e6, 64e6, 1e9  # bytes of text in a shard; up to the middle size there are `_FEWEST`
 _MANY = 128  # shards of a build, unless they would be smaller than the middle size or larger than the largest
+_TOO_LARGE = 0.1  # share by which shards may be larger than planned, so that two equal files do not make an odd number
 _PACKED = 3  # bytes of text per byte of a small compressed file or table, which is not opened for the plan
 
 
@@ -101,7 +102,7 @@ def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
         bounds, is_sought = [*pairwise(_groups_at_once(group_sizes(source.path), budget))], True
     else:
         text, is_packed = measured_size(source)
-        parts = max(1, ceil(text / budget))
+        parts = max(1, ceil(text / budget - _TOO_LARGE))
         starts = [text * number // parts for number in range(parts)]
         bounds = [*zip(starts, [*starts[1:], None], strict=True)]
         is_sought = not is_packed or can_seek(source)

@@ -34,7 +34,7 @@ from data_prep.sources import Source
 from data_prep.unpacking import DAMAGED, index_path, open_sought, opened, unpacked
 from foundation.config import ConfigError
 
-CHUNK = 16_000_000  # bytes of text
+CHUNK = 2_000_000  # bytes of text
 _BLOCK = 1 << 20  # bytes of text read at a time
 _OVERLAP = 80  # bytes searched again with the next block; a document's end may span both
 _SAMPLED_FILES = 256  # each further file costs a seek and adds little
