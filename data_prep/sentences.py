@@ -118,9 +118,13 @@ class Punkt:
         for start, end, match in _candidates(line):
             stem = line[start : end - 1].lower().lstrip(_OPENING)
             following = match.start(1) if match[1] else end
-            is_word = len(stem) > 1 and stem.isalpha() and stem not in self._undecided
+            part = stem.rpartition("-")[2]  # NLTK looks up "a-b", and "b" alone
+            is_word = len(part) > 1 and stem.replace("-", "").isalpha()
+            is_word = is_word and part not in self._undecided and stem not in self._undecided
             if not (is_word or match[0] != "." or stem[-1:] in _CLOSERS or end - start > _UNSPACED):
                 text = line[start : match.end(1) if match[1] else end + 1]
+                if line[start : end - 1].isdecimal():
+                    text = "0" + text[end - 1 - start :]  # to NLTK all numbers are one word
                 if not (self._ask_once(text) if len(text) <= _LONGEST else self._ask(text)):
                     continue
             found.append((end, following))
