@@ -86,7 +86,8 @@ def settings_page() -> Iterator[str]:
         yield from ("", f"## {title}", "")
         yield from table({name: of_section(tables, section) for name, tables in paper.items()})
     yield from ("", "Of a [modern encoder](../guide/modern.md), which trains as `tiny`, `small` or `base` does:", "")
-    yield from table({name: of_section(tables, "model") for name, tables in modern.items()})
+    explained = of_section(runs["tiny"], "model")
+    yield from table({name: of_section(tables, "model") for name, tables in modern.items()}, explained)
     yield from ("", "## The objectives", "", "With the paper's weights for each; the preset does not matter.", "")
     run = PRESETS["base"]
     samplers = [load_objective(given) for given in dict.fromkeys(given for given, _ in ROWS.values()) if ":" in given]
@@ -94,19 +95,18 @@ def settings_page() -> Iterator[str]:
     columns = {name: of_section(tables, "objective") for name, tables in objectives.items()}
     yield from table({name: columns[name] for name in PAPER})
     yield from ("", "[More samplers](../guide/samplers.md):", "")
-    yield from table({name: rows for name, rows in columns.items() if name not in PAPER})
+    explained = [row for name in PAPER for row in columns[name]]
+    yield from table({name: rows for name, rows in columns.items() if name not in PAPER}, explained)
     shapes = {name: (PRESETS[name].model.hidden_size, PRESETS[name].model.max_positions) for name in SIZES}
-    yield from ("", "## Fine-tuning on GLUE", "")
+    yield from ("", "## Fine-tuning", "")
     yield "`--set KEY=VALUE` changes a setting; common ones have an [option](options_finetuning.md) of the same name."
     yield "RTE trains for 10 epochs."
     yield ""
-    yield from table(
-        {name: settings(GlueConfig, settings_for(GlueConfig, "MNLI", *shape, {}))[0] for name, shape in shapes.items()}
-    )
-    yield from ("", "## Fine-tuning on SQuAD", "")
+    tasks = (("GLUE", GlueConfig, "MNLI"), ("SQuAD", SquadConfig, "SQuAD 2.0"))
     yield from table(
         {
-            name: settings(SquadConfig, settings_for(SquadConfig, "SQuAD 2.0", *shape, {}))[0]
+            f"{label}, {name}": settings(config, settings_for(config, task, *shape, {}))[0]
+            for label, config, task in tasks
             for name, shape in shapes.items()
         }
     )
@@ -125,10 +125,15 @@ def of_section(tables: Sequence[Sequence[Setting]], section: str) -> list[Settin
     return [row for rows in tables for row in rows if row[0].rpartition(".")[0] == section]
 
 
-def table(columns: dict[str, list[Setting]]) -> list[str]:
-    """A row per key: its value in each column, "-" where the column lacks it, and its meaning."""
+def table(columns: dict[str, list[Setting]], explained: Sequence[Setting] = ()) -> list[str]:
+    """A row per key: its value in each column, "-" where the column lacks it, and its meaning unless `explained`."""
     values = {name: {key: value for key, value, _ in rows} for name, rows in columns.items()}
-    meanings = {key: meaning for rows in columns.values() for key, _, meaning in rows}
+    known = {(key, meaning) for key, _, meaning in explained}
+    meanings: dict[str, str] = {}
+    for key, _, meaning in (row for rows in columns.values() for row in rows):
+        so_far = meanings.setdefault(key, "")
+        if (key, meaning) not in known and meaning not in so_far:
+            meanings[key] = f"{so_far} {meaning}".strip()
     lines = []
     for key, meaning in meanings.items():
         shown = [values[name].get(key, "-") for name in columns]

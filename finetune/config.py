@@ -53,7 +53,7 @@ class GlueConfig(FinetuneConfig):
     """The settings of a run on GLUE."""
 
     head: Annotated[Literal["electra", "hf"], Option("electra")] = "electra"
-    """google-research/electra's one dense layer, or Hugging Face's two."""
+    """Head on [CLS]: google-research/electra's one dense layer, or Hugging Face's two."""
 
 
 class SquadConfig(FinetuneConfig):
@@ -64,7 +64,7 @@ class SquadConfig(FinetuneConfig):
     stride: Annotated[Count, Option("128")]
     """Word pieces from the start of one window on a paragraph to the start of the next."""
     head: Annotated[Literal["electra", "xlnet"], Option("electra")] = "electra"
-    """Head and conventions of google-research/electra or of XLNet."""
+    """Answer head and conventions: google-research/electra's or XLNet's."""
 
 
 class TaggingConfig(FinetuneConfig):
