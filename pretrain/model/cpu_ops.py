@@ -134,7 +134,7 @@ def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> Tensor:
     return torch.ge(bits, first_kept, out=torch.empty(count, dtype=dtype)).mul_(factor).view(shape)
 
 
-def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
     """Computes `ops.layer_norm`, with gradients of weight and bias summed over tokens in fp32 even in half precision.
 
     In bf16, a sum of equal terms stops growing at 256 of them: with 2,048 word pieces, a bias's gradient came out half
@@ -147,7 +147,7 @@ def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, input_XH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         output_XH, mean_X1, inverse_deviation_X1 = torch.native_layer_norm(
             input_XH, weight_H.shape, weight_H, bias_H, eps
         )
@@ -157,7 +157,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_XH: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient_XH: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         input_XH, weight_H, mean_X1, inverse_deviation_X1 = ctx.saved_tensors
         gradient_input_XH, *_ = torch.ops.aten.native_layer_norm_backward(
             gradient_XH, input_XH, weight_H.shape, mean_X1, inverse_deviation_X1, weight_H, None, [True, False, False]
@@ -166,7 +166,8 @@ class _LayerNorm(torch.autograd.Function):
         normal_RH = F.layer_norm(
             input_XH.flatten(0, -2), weight_H.shape, eps=ctx.eps
         )  # cheaper to recompute than to save
-        return gradient_input_XH, normal_RH.mul_(gradient_RH).sum(0), gradient_RH.sum(0), None
+        bias_gradient_H = gradient_RH.sum(0) if ctx.needs_input_grad[2] else None
+        return gradient_input_XH, normal_RH.mul_(gradient_RH).sum(0), bias_gradient_H, None
 
 
 def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     return F.gelu(linear(input_XI, weight_OI, bias_O))
 
 
-def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor, eps: float) -> Tensor:
+def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
     return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
 
 
@@ -117,7 +117,7 @@ class Dropout(nn.Dropout):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension, with weight and bias, that calls `layer_norm` or `norm_residual`."""
+    """`nn.LayerNorm` over the last dimension, with a weight, that calls `layer_norm` or `norm_residual`."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None, p: float = 0.0) -> Tensor:
         """Normalizes the input or, given `residual`, residual + dropout(input, p)."""

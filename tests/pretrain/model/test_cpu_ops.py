@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from foundation import machine
 from pretrain.model import cpu_ops, ops
 from pretrain.model.cpu_ops import attend, dropout, kept, layer_norm, linear, look_up
-from pretrain.model.encoder import ElectraEncoder
 from pretrain.presets import preset
 
 FORMS = (attend, dropout, layer_norm, linear, look_up)
@@ -249,9 +248,11 @@ def test_a_table_in_fp32_uses_pytorchs_gradient() -> None:
     assert torch.equal(look_up(ids_X, table_VE), F.embedding(ids_X, table_VE))
 
 
-def test_in_bf16_an_encoders_gradient_is_that_of_fp32_within_a_few_roundings(in_use: None) -> None:
+@pytest.mark.parametrize("name", ["tiny", "modern_tiny"])
+def test_in_bf16_an_encoders_gradient_is_that_of_fp32_within_a_few_roundings(name: str, in_use: None) -> None:
     """PyTorch's own kernels made errors of a half in some biases, and of three quarters in the segment table."""
-    encoder = ElectraEncoder(preset("tiny").model.discriminator(500)).eval().bfloat16()
+    model = preset(name).model
+    encoder = model.parts.encoder(model.discriminator(500)).eval().bfloat16()
     exact = copy.deepcopy(encoder).float()
     ids_BL = torch.randint(500, (16, 128))
     everywhere, gradient_H = torch.ones_like(ids_BL), torch.randn(encoder.config.hidden_size).bfloat16()
