@@ -25,7 +25,6 @@ COMMANDS = {
     "glue": ("finetune.run_glue", "fine-tune on GLUE; several processes: deepspeed --module finetune.run_glue"),
     "squad": ("finetune.run_squad", "fine-tune on SQuAD; several processes: deepspeed --module finetune.run_squad"),
     "tagging": ("finetune.run_tagging", "fine-tune on NER or POS; several: deepspeed --module finetune.run_tagging"),
-    "predict": ("finetune.predict", "predict with a fine-tuned model"),
     "blimp": ("finetune.blimp", "score minimal pairs, without fine-tuning"),
     "score": ("finetune.score", "score the words of any sentences, without fine-tuning"),
     "report": ("finetune.report", "compare fine-tuned scores with the paper's"),

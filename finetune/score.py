@@ -10,14 +10,17 @@ of the sentence.
 """
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from foundation.command_line import POSITIONAL, run_script
-from foundation.config import StrictConfig
+from foundation.config import ConfigError, StrictConfig
+from foundation.files import require_file_or_folder
 
 
 class ScoreOptions(StrictConfig):
@@ -44,7 +47,6 @@ def main(options: ScoreOptions) -> None:
 
 def lines(options: ScoreOptions) -> Iterator[str]:
     """Yields the lines of the output."""
-    from finetune.predictions import read_text
     from finetune.scoring import open_scorer
 
     scorer = open_scorer(options.model, (options.score,), options.generator, options.mask_share)
@@ -62,6 +64,20 @@ def lines(options: ScoreOptions) -> Iterator[str]:
             total = sum(score for _, score in words)
             sums = {"sentence": number, "text": sentence, "log_likelihood": total, "surprisal": bits(total)}
             yield json.dumps({**sums, "words": parts}, ensure_ascii=False)
+
+
+def read_text(name: str) -> str:
+    """Reads a file, or standard input if its name is `-`.
+
+    Raises:
+        ConfigError: it cannot be read, or is not UTF-8.
+    """
+    if name != "-":
+        require_file_or_folder(Path(name), "input", "a file of text in UTF-8, or - for standard input")
+    try:
+        return (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"input: cannot read {name} ({error}); expected a file of text in UTF-8, or -") from None
 
 
 def bits(log_likelihood: float) -> float:

@@ -44,7 +44,6 @@ WRONG_PATHS = [
     "finetune/run_glue.py --model no/such --task CoLA",
     "finetune/run_squad.py --model no/such",
     "finetune/run_tagging.py --model no/such --task NER --data_dir .",
-    "finetune/predict.py no/such -",
     "finetune/report.py no/such",
 ]
 # An invalid file, for each option that takes one: not text, not JSON, not a model.
@@ -59,7 +58,6 @@ UNREADABLE = [
     "finetune/run_glue.py --model junk --task CoLA",
     "finetune/run_squad.py --model junk",
     "finetune/run_tagging.py --model junk --task NER --data_dir .",
-    "finetune/predict.py junk -",
     "finetune/report.py junk",
 ]
 # Names and keys that do not exist, for each option that takes one.

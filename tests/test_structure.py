@@ -23,7 +23,6 @@ ROOMS = (
         "finetune/glue",
         "finetune/squad",
         "finetune/tagging",
-        "finetune/predictions",
         "finetune/reporting",
     ),
     "finetune",

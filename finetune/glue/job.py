@@ -158,17 +158,13 @@ class GlueJob(Job):
 
     def predict(self, features: Features, model: nn.Module, world: World) -> np.ndarray:
         """Returns the prediction for every example, in order, on every rank; 0 where a diverged model outputs NaN."""
-        outputs = self.outputs(features, model, world)
+        width = len(self.task.classes) or 1
+        outputs = self.answer_all(
+            features, model, world, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
+        ).numpy()
         if self.task.classes:
             return outputs.argmax(axis=1).astype(float)
         return np.nan_to_num(outputs[:, 0])
-
-    def outputs(self, features: Features, model: nn.Module, world: World) -> np.ndarray:
-        """Returns the model's outputs for every example [examples, C], in order, on every rank."""
-        width = len(self.task.classes) or 1
-        return self.answer_all(
-            features, model, world, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
-        ).numpy()
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:

@@ -113,32 +113,28 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
         ConfigError: the file cannot be read, or has malformed entries, each named by its place or its question's id.
     """
     require_file_or_folder(path, "data_dir", "SQuAD's JSON file")
-    return parse_squad(path.read_bytes(), f"data_dir: {path}", has_unanswerable=has_unanswerable)
-
-
-def parse_squad(content: bytes, source: str, *, labeled: bool = True, has_unanswerable: bool = True) -> SquadFile:
-    """Parses the content of a SQuAD file; unless `labeled`, ignores the answers. Errors begin with `source`."""
+    source = f"data_dir: {path}"
     try:
-        layout = _File.model_validate_json(content)
+        layout = _File.model_validate_json(path.read_bytes())
     except ValidationError as error:
         places = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         _refuse(source, places)
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
-        Question(entry.id, entry.question, place, (entry.answers or ()) if labeled else ())
+        Question(entry.id, entry.question, place, entry.answers or ())
         for place, paragraph in enumerate(paragraphs)
         for entry in paragraph.qas
     ]
     entries = [entry for paragraph in paragraphs for entry in paragraph.qas]
-    _refuse(source, _contradictions(entries, labeled, has_unanswerable) if entries else ["no questions"])
+    _refuse(source, _contradictions(entries, has_unanswerable) if entries else ["no questions"])
     return SquadFile([paragraph.context for paragraph in paragraphs], questions)
 
 
-def _contradictions(entries: list[_Entry], labeled: bool, has_unanswerable: bool) -> Iterator[str]:
+def _contradictions(entries: list[_Entry], has_unanswerable: bool) -> Iterator[str]:
     for identifier, times in Counter(entry.id for entry in entries).items():
         if times > 1:
             yield f"question {identifier}: its id is listed {times} times, expected once"
-    for entry in entries if labeled else ():
+    for entry in entries:
         if entry.answers is None:
             yield f"question {entry.id}: no field answers, expected a list"
             continue

@@ -65,8 +65,9 @@ class SquadJob(Job):
 
     def evaluate(self, model: nn.Module, world: World) -> Evaluation:
         candidates, null_scores = self.answer(self.dev_file, self.dev, model, world)
-        files = self.answer_files(candidates, null_scores)
-        best, final, questions = texts(candidates), files["predictions.json"], self.dev_file.questions
+        best = {name: found[0]["text"] if found else "" for name, found in candidates.items()}
+        threshold, questions = NULL_THRESHOLD if self.task.has_unanswerable else math.inf, self.dev_file.questions
+        final = {name: "" if null_scores[name] > threshold else text for name, text in best.items()}
         if self.task.has_unanswerable:
             scores = evaluate(questions, best, null_scores, NULL_THRESHOLD)
             at_best = evaluate(questions, best, null_scores, best_threshold(scores))
@@ -77,6 +78,7 @@ class SquadJob(Job):
         by_id = question_scores(questions, final, squad1=not self.task.has_unanswerable)
         examples = {name: list(values.values()) for name, values in by_id.items()}
         examples["answerable"] = [bool(question.answers) for question in questions]
+        files = {"predictions.json": final, "null_odds.json": null_scores, "nbest.json": candidates}
         files |= {"metrics.json": scores, EXAMPLES: {"dev": examples}}
         return Evaluation(metrics, files, constant=len(set(final.values())) == 1)
 
@@ -85,14 +87,6 @@ class SquadJob(Job):
         fields = ("hidden_size", "activation", "end_layer_norm", "answerable_bias", "beam", "last_separator")
         config = {"span_head": {name: getattr(self.kind, name) for name in fields}}
         return HuggingFaceModel(JOINT_ANSWERER, weights, config, "question-answering", EXAMPLE)
-
-    def answer_files(self, candidates: Mapping[str, Candidates], null_scores: Mapping[str, float]) -> dict[str, Any]:
-        """Returns the files of answers: final answers, empty if their null score exceeds the threshold; unanswerable
-        logits; n-best lists.
-        """
-        threshold = NULL_THRESHOLD if self.task.has_unanswerable else math.inf
-        final = {name: "" if null_scores[name] > threshold else text for name, text in texts(candidates).items()}
-        return {"predictions.json": final, "null_odds.json": null_scores, "nbest.json": candidates}
 
     def answer(
         self, file: SquadFile, windows: Windows, model: nn.Module, world: World
@@ -137,11 +131,6 @@ def make_job(version: SquadVersion, data: SquadData, tokenizer: Any, settings: S
 def fractions(scores: dict[str, float]) -> dict[str, float]:
     """Returns the official metrics without counts and thresholds, as fractions of 1."""
     return {name: value / 100 for name, value in scores.items() if not name.endswith(("total", "thresh"))}
-
-
-def texts(candidates: Mapping[str, Candidates]) -> dict[str, str]:
-    """Returns the text of the best answer to each question; empty if there is none."""
-    return {name: found[0]["text"] if found else "" for name, found in candidates.items()}
 
 
 def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_answer: int, n_best: int) -> Tensor:

@@ -30,8 +30,6 @@ EVALUATION_BATCH = 128
 """Sentences per rank and forward pass; no gradients, so larger than in training."""
 SPECIAL_TOKENS = 2
 """[CLS] and [SEP]."""
-MAJORITY = "label_of_words_without_pieces"
-"""Key in a kept model's `config.json`: the label of words without word pieces."""
 Labels = Sequence[Sequence[str]]
 """The label of each word, by sentence."""
 
@@ -165,7 +163,7 @@ class TaggingJob(Job):
         return HuggingFaceModel(
             "ElectraForTokenClassification",
             {f"classifier.{name}": weight for name, weight in head.items()},
-            {**labels_of(self.classes), MAJORITY: self.majority},
+            labels_of(self.classes),
             "token-classification",
             PIPELINE.format(task="token-classification", input='"A text.", aggregation_strategy="first"'),
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune.squad.files import VERSIONS, Answer, load_squad, parse_squad, read_squad
+from finetune.squad.files import VERSIONS, Answer, load_squad, read_squad
 from foundation.config import ConfigError
 
 
@@ -44,13 +44,10 @@ def test_a_question_without_answers_and_one_of_squad_1_are_read(tmp_path: Path) 
     assert [question.answers for question in file.questions] == [(), (Answer("cat", 4),)]
 
 
-def test_questions_need_no_answers_and_existing_ones_are_ignored(tmp_path: Path) -> None:
+def test_a_question_needs_the_field_of_its_answers(tmp_path: Path) -> None:
     bare = {key: value for key, value in entry("q2").items() if key not in ("answers", "is_impossible")}
-    path = write(tmp_path, entry(), bare)
-    unlabeled = parse_squad(path.read_bytes(), "input", labeled=False)
-    assert [question.answers for question in unlabeled.questions] == [(), ()]
     with pytest.raises(ConfigError, match="question q2: no field answers"):
-        read_squad(path)
+        read_squad(write(tmp_path, entry(), bare))
 
 
 def test_any_change_in_the_files_changes_the_fingerprint(tmp_path: Path) -> None:
