@@ -6,13 +6,10 @@ OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer and a m
 generator (`ElectraForMaskedLM`). Weights are safetensors. A run with objective `mlm` has only one model, an
 `ElectraForMaskedLM` in OUT. Models with relative position carry their own code:
 `AutoModel.from_pretrained(OUT, trust_remote_code=True)` loads them.
-
-`--format mpnet` writes the discriminator's encoder, or the model of `mlm`, as a stock MPNet, which needs no such code.
-The model needs relative position, embeddings as wide as its hidden states, and shards built with `--one_segment`.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -35,8 +32,6 @@ class ExportOptions(StrictConfig):
     """step of the checkpoint to export (the newest)"""
     average: Annotated[int, Field(gt=0)] = 1
     """number of checkpoints whose weights are averaged: that one and the ones before it (1)"""
-    format: Literal["electra", "mpnet"] = "electra"
-    """mpnet: a stock MPNetModel that needs no custom code, if the model allows it"""
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
     """code of the text's language, for the model card"""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "unknown"
@@ -45,7 +40,7 @@ class ExportOptions(StrictConfig):
 
 def main(options: ExportOptions) -> None:
     from pretrain.analysis.model_card import model_card
-    from pretrain.huggingface.export import export, export_mpnet, require_mpnet
+    from pretrain.huggingface.export import export
     from pretrain.training.models import load_trained
     from pretrain.training.run_folder import read_run
 
@@ -53,16 +48,10 @@ def main(options: ExportOptions) -> None:
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")
     require_folder(options.out, "out")
     description = read_run(options.run)
-    as_mpnet = options.format == "mpnet"
-    if as_mpnet:
-        require_mpnet(options.run, description.run.model, description.one_segment)
     model, step = load_trained(options.run, options.step, options.average)
-    card = model_card(options.run, description, step, options.language, options.license, as_mpnet, options.average)
+    card = model_card(options.run, description, step, options.language, options.license, options.average)
     tokenizer = options.run / "tokenizer"
-    if as_mpnet:
-        export_mpnet(model, tokenizer, card, options.out)
-    else:
-        export(model, description.pad_token_id, tokenizer, card, options.out, description.mask_share)
+    export(model, description.pad_token_id, tokenizer, card, options.out, description.mask_share)
     averaged = f", averaged over {options.average} checkpoints" if options.average > 1 else ""
     print(f"exported step {step} of {options.run} to {options.out}{averaged}")
     if options.step is None and step < description.run.optim.steps:

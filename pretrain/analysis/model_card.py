@@ -15,7 +15,6 @@ from pretrain.training.run_log import read_records
 CHANGES_Q = {"temperature", "forbid_original", "mixture"}
 """Settings that change the sampler's distribution."""
 TASKS = {
-    "AutoModel": "feature-extraction",
     "AutoModelForPreTraining": "feature-extraction",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForMaskedLM": "fill-mask",
@@ -37,12 +36,6 @@ the model's code is `modeling_electra_sampler.py` in this folder, run only where
 The tokenizer needs no code. Without it `AutoTokenizer` warns of the model type, because it reads `config.json` first,
 but loads the right tokenizer."""
 SNIPPETS = {
-    "AutoModel": """
-inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
-with torch.no_grad():
-    states = model(**inputs).last_hidden_state  # [1, length, hidden size]
-print(states.mean(1))
-""",
     "AutoModelForPreTraining": """
 inputs = tokenizer("The quick brown fox jumps over the lazy dog.", return_tensors="pt")
 with torch.no_grad():
@@ -117,31 +110,20 @@ SAMPLING_HEADS = {
 original and as a replacement."""
 
 
-def model_card(
-    run: Path,
-    description: RunDescription,
-    step: int,
-    language: str,
-    license: str,
-    as_mpnet: bool = False,
-    average: int = 1,
-) -> str:
+def model_card(run: Path, description: RunDescription, step: int, language: str, license: str, average: int = 1) -> str:
     """Returns the model card in Markdown with Hugging Face's header.
 
     Scores come from `evaluate.py` for this step or, without it, from the run's own evaluation; there are none of an
     average over several checkpoints.
     """
     config = description.run
-    carries_code = isinstance(config.model, ElectraModelConfig) and config.model.relative_position and not as_mpnet
+    carries_code = isinstance(config.model, ElectraModelConfig) and config.model.relative_position
     code, no_code = (", trust_remote_code=True", ", trust_remote_code=False") if carries_code else ("", "")
     trained = objective_class(config.objective.name)
     auto = trained.exports["."][0]
     if config.model.backbone == "modern":
         auto = ARCHITECTURES[auto]
     auto = f"AutoModelFor{auto.partition('For')[2]}"
-    if as_mpnet:
-        auto = auto.removesuffix("ForPreTraining")  # MPNet has no head of that kind
-    likelihood = "" if as_mpnet else _likelihood(description, code)
     scores = _scores(run, step, isinstance(config.objective, PredictionConfig)) if average == 1 else {}
     mean = f" The weights are the mean of {average} checkpoints up to this step." if average > 1 else ""
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
@@ -168,7 +150,7 @@ from transformers import {auto}, AutoTokenizer
 FOLDER = "."  # this folder, or its name on the hub
 model = {auto}.from_pretrained(FOLDER{code})
 tokenizer = AutoTokenizer.from_pretrained(FOLDER{no_code})
-{SNIPPETS[auto]}{likelihood}```
+{SNIPPETS[auto]}{_likelihood(description, code)}```
 
 It loads with transformers 5.{CARRIES if code else ""}
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from data_prep.build_shards import BuildOptions
-from data_prep.build_shards import main as build_shards
 from foundation.command_line import run_command
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
@@ -150,32 +148,3 @@ def test_a_language_or_license_that_the_hub_cannot_know_is_refused(tmp_path: Pat
     for name, value in (("language", "German"), ("license", "The MIT")):
         with pytest.raises(ConfigError, match=f"{name}: .*{value}"):
             ExportOptions.from_values({"run": tmp_path, "out": tmp_path / "out", name: value})
-
-
-def test_a_run_on_one_segment_exports_as_mpnet_and_any_other_is_refused_before_it_is_loaded(
-    shards_folder: Path, tmp_path: Path
-) -> None:
-    raw, vocab = shards_folder.parent / "raw" / "0.txt", str(shards_folder / "tokenizer")
-    choices = BuildOptions(
-        input=(raw,), vocab=vocab, output=tmp_path / "shards", seq_length=32, one_segment=True, held_out=0, workers=1
-    )
-    assert build_shards(choices) == 0
-    tiny = PRESETS["tiny"]
-    description = describe(tiny, Shards(tmp_path / "shards"))
-    write_run(tmp_path / "run", description, {})
-    weights = {name: parameter.detach() for name, parameter in build_model(description).named_parameters()}
-    save(tmp_path / "run" / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
-    main(ExportOptions(run=tmp_path / "run", out=tmp_path / "out", format="mpnet"))
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert (
-        "AutoModel.from_pretrained(FOLDER)" in card
-        and "carries" not in card
-        and "pipeline_tag: feature-extraction" in card
-    )
-
-    narrow = with_overrides(tiny, ["model.embedding_size=64"])
-    write_run(tmp_path / "other", describe(narrow, Shards(tmp_path / "shards", shards_folder)), {})
-    with pytest.raises(ConfigError) as refused:
-        main(ExportOptions(run=tmp_path / "other", out=tmp_path / "no", format="mpnet"))
-    assert ["64 and 128" in refused.value.problems[0], "--one_segment" in refused.value.problems[1]] == [True, True]
-    assert not list(tmp_path.glob("no*"))
