@@ -122,7 +122,7 @@ def main(options: BenchOptions) -> None:
             speed = measure(label, build(options, work, extra), little, much, options)
             for peer, other in speeds.items():
                 print(f"{'':36}{speed.clock / other.clock:8.1f}x{speed.processor / other.processor:9.1f}x  {peer}")
-        whole, _ = run(build(options, work, [])(much), None, options)
+        whole = statistics.median(run(build(options, work, [])(much), None, options)[0] for _ in range(TURNS))
         ratio = much.megabytes / whole / reference.clock
         print(
             f"  {'whole build, Punkt learned':34}{much.megabytes / whole:8.2f}{'':10}{whole:12.1f}  from start to end"
