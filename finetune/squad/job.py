@@ -66,7 +66,8 @@ class SquadJob(Job):
     def evaluate(self, model: nn.Module, world: World) -> Evaluation:
         candidates, null_scores = self.answer(self.dev_file, self.dev, model, world)
         best = {name: found[0]["text"] if found else "" for name, found in candidates.items()}
-        threshold, questions = NULL_THRESHOLD if self.task.has_unanswerable else math.inf, self.dev_file.questions
+        questions = self.dev_file.questions
+        threshold = NULL_THRESHOLD if self.task.has_unanswerable else math.inf
         final = {name: "" if null_scores[name] > threshold else text for name, text in best.items()}
         if self.task.has_unanswerable:
             scores = evaluate(questions, best, null_scores, NULL_THRESHOLD)

@@ -15,7 +15,7 @@ from foundation.config import ConfigError
 from foundation.files import require_folder, write_atomically
 from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, cross, crossing, tables
-from pretrain.analysis.figures import draw_comparison, draw_crossing
+from pretrain.analysis.figures import draw_comparison
 from pretrain.analysis.observation import observe, oracle_distance
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
@@ -179,7 +179,6 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
     with io.BytesIO() as sums:
         np.savez_compressed(sums, sums=np.stack([entry.sums_CS for entry in entries]))
         write_atomically(folder / "crossing.npz", sums.getvalue())
-    draw_crossing(crossed, folder / "crossing.png")
     print(tables(crossed))
 
 

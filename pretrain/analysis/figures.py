@@ -24,7 +24,6 @@ DASHES = ("-", "--", ":", "-.")
 MOST_POINTS, MOST_DOTS = 400, 40
 """Maximum number of points in a line, and of dots for held-out text."""
 COLORS = {"p_G": ORIGINAL, "p_S": REPLACED}
-CORRELATED = ("original", "replaced", "all", "class_means")
 ACCURACIES = {"accuracy_masked": "masked", "accuracy_all": "all"}
 
 
@@ -147,7 +146,13 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     _draw_shares(shares, [(f"${name}$", COLORS[name], values) for name, values in result["max_probability"].items()])
     _draw_accuracies(detected, result["detection"])
     pearson = result["estimate_quality"].get("pearson", {})
-    _draw_values(known, {name: pearson.get(name) for name in CORRELATED}, REPLACED, 0.0, "this run")
+    _draw_values(
+        known,
+        {name: pearson.get(name) for name in ("original", "replaced", "all", "class_means")},
+        REPLACED,
+        0.0,
+        "this run",
+    )
     paper = PAPER["estimate_quality"]["pearson"]
     known.plot(range(len(paper)), list(paper.values()), "x", color=NEUTRAL, label="paper")
     known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
@@ -176,37 +181,6 @@ def _draw_values(
     axes.set_xticks(places, [name.replace("_", " ") for name in values])
 
 
-def draw_crossing(crossed: dict[str, Any], path: Path) -> None:
-    """Draws the paper's appendix figure: detection accuracy of each discriminator on each sampler's replacements.
-
-    One column per set of replacements, masked positions above, all positions below. Several steps make lines.
-    """
-    entries = crossed["entries"]
-    sources = list(dict.fromkeys((entry["sampler"], entry["distribution"]) for entry in entries))
-    names = run_names([entry["discriminator"] for entry in entries])
-    figure, axes = plt.subplots(2, len(sources), figsize=(1.5 + 3.6 * len(sources), 7.6), squeeze=False, sharey="row")
-    for row, (key, label) in zip(axes, ACCURACIES.items(), strict=True):
-        for place, (sampler, distribution) in zip(row, sources, strict=True):
-            here = [entry for entry in entries if (entry["sampler"], entry["distribution"]) == (sampler, distribution)]
-            lines: dict[str, list[list[float] | None]] = {}
-            for entry in here:
-                lines.setdefault(names[entry["discriminator"]], []).append(entry[key])
-            _draw_lines(place, sorted({entry["step"] for entry in here}), lines)
-            if distribution == "p_S" or (sampler, "p_S") not in sources:
-                place.axhline(
-                    PAPER["detection"][distribution][key], color=NEUTRAL, ls="--", lw=1, label="paper, trained"
-                )
-            place.set(title=f"${distribution}$ of {names[sampler]}, {label}")
-        row[0].set_ylabel("detection accuracy")
-    labeled: dict[str, Any] = {}  # each label once over all panels
-    for place in axes.flat:
-        labeled |= dict(zip(*reversed(place.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        labeled.values(), labeled.keys(), frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=6
-    )
-    save(figure, path)
-
-
 def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) -> None:
     """Draws a histogram over tenths of the maximum probability for each (label, color, shares of masked positions)."""
     width = 0.9 / len(series)
@@ -223,22 +197,6 @@ def run_names(runs: list[str]) -> dict[str, str]:
     paths = {run: Path(run) for run in runs}
     own = [path.name for path in paths.values()]
     return {run: path.name if own.count(path.name) == 1 else run for run, path in paths.items()}
-
-
-def _draw_lines(axes: Any, steps: list[int], lines: dict[str, list[list[float] | None]]) -> None:
-    """Draws lines with their intervals as bands; at a single step, points side by side with error bars."""
-    for number, (name, values) in enumerate(lines.items()):
-        middle, low, high = np.array([value or [np.nan] * 3 for value in values], dtype=float).T
-        if np.isnan(middle).all():
-            continue
-        color, label = COLORS.get(name, f"C{number}"), f"${name}$" if name in COLORS else name.replace("_", " ")
-        if len(steps) == 1:
-            axes.errorbar([number], middle, [middle - low, high - middle], fmt="o", color=color, label=label, capsize=3)
-            axes.set(xticks=[], xlim=(-1, len(lines)), xlabel=f"step {steps[0]}")
-        else:
-            axes.plot(steps, middle, "o-", ms=3, color=color, label=label)
-            axes.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
-            axes.set_xlabel("step")
 
 
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,7 +117,7 @@ def read_log(path: Path) -> Log:
 
 def read_starts(folder: Path) -> list[Record]:
     """Returns the records of the run's starts, oldest first."""
-    return _objects(map(_parsed, _lines(folder / STARTS)))
+    return [start for start in map(_parsed, _lines(folder / STARTS)) if isinstance(start, dict)]
 
 
 def value_of(record: Mapping[str, Any], path: str) -> float:
@@ -163,10 +163,6 @@ def _parsed(text: bytes) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=lambda _: None, parse_float=finite)
     return None
-
-
-def _objects(values: Iterable[Any]) -> list[Record]:
-    return [value for value in values if isinstance(value, dict)]
 
 
 def _steps(folder: Path, pattern: str) -> list[int]:

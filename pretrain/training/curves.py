@@ -1,11 +1,10 @@
-"""The curves of a run: their names and groups, and where they are drawn: TensorBoard, W&B, MLflow.
+"""The curves of a run: their names and groups, and where they are drawn: TensorBoard, W&B.
 
 A curve is named GROUP/NAME/KIND, for example `Loss/discriminator_loss/train`; NAME is as in `metrics.jsonl`.
 """
 
 import html
 import json
-import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +15,7 @@ import numpy as np
 
 from foundation.config import ConfigError
 from pretrain.training.run_folder import DESCRIPTION
-from pretrain.training.run_folder import flat as dotted
 
-PROJECT = "electra-sampler"
-"""Project name in services that hold several projects."""
 CHARTS = {
     "Loss": ("generator_loss", "sampler_loss", "discriminator_loss discriminator_entropy"),
     "Generator": ("mlm_loss", "mlm_accuracy"),
@@ -163,7 +159,7 @@ class WeightsAndBiases:
         name, config = folder.resolve().name, json.loads((folder / DESCRIPTION).read_text())
         try:
             self._run = wandb.init(
-                project=PROJECT,
+                project="electra-sampler",
                 group=name,
                 name=f"{name} from step {step}",
                 dir=folder,
@@ -189,42 +185,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class MLflow:
-    """Sends numbers to MLflow at MLFLOW_TRACKING_URI from MLflow's own thread: one MLflow run per start.
-
-    Histograms and text are not sent: MLflow has no curves of them.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        """Starts an MLflow run, named after the run folder.
-
-        Raises:
-            ConfigError: MLflow cannot be reached.
-        """
-        os.environ.setdefault("MLFLOW_ASYNC_LOGGING_THREADPOOL_SIZE", "1")  # several lose numbers in a file store
-        import mlflow
-
-        settings = dict(dotted(json.loads((folder / DESCRIPTION).read_text())["run"]))
-        try:
-            mlflow.set_experiment(PROJECT)
-            mlflow.start_run(run_name=f"{folder.resolve().name} from step {step}")
-            mlflow.log_params(settings)
-        except mlflow.MlflowException as error:
-            why = str(error).splitlines()[0]
-            raise ConfigError(
-                f"log_to: got mlflow, which does not start ({why}); correct MLFLOW_TRACKING_URI, or leave mlflow out"
-            ) from None
-        self._mlflow = mlflow
-
-    def write(self, step: int, curves: Curves) -> None:
-        self._mlflow.log_metrics(dict(curves.scalars), step=step, synchronous=False)
-
-    def close(self) -> None:
-        """Waits until everything is sent."""
-        self._mlflow.end_run()
-
-
-Writer = TensorBoard | WeightsAndBiases | MLflow
+Writer = TensorBoard | WeightsAndBiases
 """A destination of curves: constructed with the run folder and the first step, then written to, then closed."""
-WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 """The classes of writers by their names in --log_to."""

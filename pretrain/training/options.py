@@ -40,7 +40,7 @@ class RunOptions(StrictConfig):
     """size of the local cache for shards behind URLs"""
     output: Path | None = None
     """run folder (runs/PRESET)"""
-    log_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    log_to: tuple[Literal["tensorboard", "wandb"], ...] = ("tensorboard",)
     """where to log curves; each writer named gets all of them"""
     deepspeed_config: Annotated[Path, Group("machines")] = Path("auto")
     """DeepSpeed file; auto: bf16 where the hardware has it, fp16 on older GPUs, else fp32"""

@@ -53,7 +53,7 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, step: int, total_steps: int, log_to: Iterable[str] = ("tensorboard",)) -> None:
-        """`log_to` names the curve writers: `tensorboard`, `wandb`, `mlflow`."""
+        """`log_to` names the curve writers: `tensorboard`, `wandb`."""
         self.total_steps = total_steps
         self._started = (time.monotonic(), step)
         self.path = folder / RECORDS
