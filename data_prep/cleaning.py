@@ -94,8 +94,7 @@ def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
 def decode(content: bytes) -> CleanedText:
     """Returns a document decoded but not cleaned."""
     text = content.decode(errors="replace")
-    invalid = text.count("\ufffd") - content.count("\ufffd".encode())
-    return CleanedText(text, len(text), invalid_utf8=invalid)
+    return CleanedText(text, len(text), invalid_utf8=text.count("\ufffd") - content.count("\ufffd".encode()))
 
 
 def _in_order(run: re.Match[str]) -> str:

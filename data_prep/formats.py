@@ -240,8 +240,9 @@ def _parquet(path: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
         with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=dictionaries) as file:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"input: {path} cannot be read to the end ({reason}); replace the file") from None
+        raise ConfigError(
+            f"input: {path} cannot be read to the end ({str(error).splitlines()[0]}); replace the file"
+        ) from None
 
 
 def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[bytes | None]:

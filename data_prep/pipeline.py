@@ -29,7 +29,7 @@ from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
 
-_AT_ONCE = 1 << 20  # characters per batch of documents, and per call of the tokenizer
+_AT_ONCE = 1 << 19  # characters per batch of documents, and per call of the tokenizer
 _MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts all
 _WEIGHT = 256  # characters added to each document's size in a batch, for the memory of its Python objects
 # Limits of one batch of documents. They bound memory for long documents, and for many tiny ones, whose masks take more

@@ -162,8 +162,7 @@ def best_spans(beams: SpanBeams, windows: Sequence[Window], length: int, max_ans
     score_BN, chosen_BN = score_BKK.flatten(1).topk(min(n_best, score_BKK[0].numel()))
     columns = [(place_BKK + shift_B11).flatten(1).gather(1, chosen_BN) for place_BKK in (start_BKK, beams.end_BKK)]
     spans_BN3 = torch.stack([score_BN, *(column.double() for column in columns)], dim=2)
-    missing = n_best - spans_BN3.shape[1]
-    return torch.nn.functional.pad(spans_BN3, (0, 0, 0, missing), value=-math.inf)
+    return torch.nn.functional.pad(spans_BN3, (0, 0, 0, n_best - spans_BN3.shape[1]), value=-math.inf)
 
 
 def merge(spans: Tensor, pieces: Pieces, paragraph: str, n_best: int) -> Candidates:

@@ -247,5 +247,7 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     each = "each reaches" if plan.target.gpu else "it reaches"
     yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
-    free = shutil.disk_usage(place).free
-    yield f"disk        {needed / GIB:.1f} GiB for checkpoints; {free / GIB:.1f} GiB are free at {place}"
+    yield (
+        f"disk        {needed / GIB:.1f} GiB for checkpoints;"
+        f" {shutil.disk_usage(place).free / GIB:.1f} GiB are free at {place}"
+    )

@@ -254,8 +254,7 @@ def code_version(repository: Path = ROOT) -> str | None:
     """Returns this code's commit, with "+ changes" if tracked files differ from it; `None` outside a repository."""
     if not (repository / ".git").exists():  # installed, perhaps inside an unrelated repository
         return None
-    question = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= + changes")
+    question = ("git", "-C", repository, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty= + changes")
     with suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run(["git", "-C", repository, *question], capture_output=True, text=True, timeout=10)
-        return asked.stdout.strip() or None
+        return subprocess.run(question, capture_output=True, text=True, timeout=10).stdout.strip() or None
     return None
