@@ -20,6 +20,7 @@ from bench.collectives import Collectives
 from bench.matrix_rate import DTYPES
 from bench.memory import peak_mb
 from bench.models import fresh_model, new_engine
+from bench.study.file import Preset
 from bench.timing import seconds_of
 from foundation.config import StrictConfig
 from pretrain.config import RunConfig
@@ -29,7 +30,6 @@ from pretrain.engine.hardware import file_of
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra, masked_states
 from pretrain.method.sampling import predict
-from pretrain.model.config import ElectraModelConfig
 from pretrain.model.heads import Scores
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
@@ -49,7 +49,7 @@ REPEATS = 7
 class StepOptions(StrictConfig):
     """Model, batch and precision of a training step."""
 
-    preset: Literal["tiny", "small", "base"] = "small"
+    preset: Preset = "small"
     """model sizes"""
     batch_size: int = Field(16, ge=1)
     """sequences per step"""
@@ -131,7 +131,6 @@ def serve(name: str, options: StepOptions) -> None:
 def peer(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> Callable[[], None]:
     from bench.peers.electra_step import electra_step
 
-    assert isinstance(run.model, ElectraModelConfig)
     return electra_step(run.model, batch, DTYPES[options.dtype], compiled)
 
 
