@@ -57,7 +57,8 @@ class Commands:
             f" --sequences {self.study.held_out_sequences} --oracle_sequences {oracle}"
             f" --output {self.output}/evaluation/{name}{named}",
         )
-        yield Job(f"export-{name}", f"python pretrain/export.py {run} {exported}{named}")
+        export = f"python pretrain/export.py {run} {exported}{named}"
+        yield Job(f"export-{name}", export, self.folder / "exported" / name)
         if self.study.blimp:
             data = shlex.quote(str(self.sources.blimp))
             kinds = self.study.blimp if row.has_generator else ("discriminator",)

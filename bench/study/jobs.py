@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ class Job(NamedTuple):
 
     name: str
     command: str
+    makes: Path | None = None
+    """A folder that the command refuses to overwrite; what an interrupted run left of it is removed."""
 
 
 class JobRecord(StrictRecord):
@@ -77,6 +80,8 @@ class Jobs:
             if before and before.code == 0:
                 return True
             print(f"{time.strftime('%H:%M:%S')} $ {job.command}", flush=True)
+            if job.makes:
+                shutil.rmtree(job.makes, ignore_errors=True)
             started, place = time.monotonic(), self._places.get()
             try:
                 with (self.logs / f"{job.name}.log").open("a") as log:

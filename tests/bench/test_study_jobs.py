@@ -38,6 +38,12 @@ def test_another_command_of_the_same_name_is_run(tmp_path: Path) -> None:
     assert (tmp_path / "other").exists()
 
 
+def test_what_an_interrupted_command_made_is_removed_before_it_runs_again(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    command = f"python -c \"import os; os.mkdir('{tmp_path / 'made'}')\""
+    assert Jobs(tmp_path, 1).run(Job("makes", command, tmp_path / "made"))
+
+
 def test_a_command_that_two_cells_need_is_run_once(tmp_path: Path) -> None:
     jobs, job = Jobs(tmp_path, 2), Job("shared", append(tmp_path / "runs"))
     threads = [Thread(target=jobs.run, args=(job,)) for _ in range(2)]
