@@ -27,7 +27,7 @@ SPACE = "\u0120"  # the space before a word, in a byte-level BPE
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
-_CACHED_TEXT = 8_000_000  # characters between clearings of nanotoken's word cache, whose 160 MB are no faster
+_CACHED_TEXT = 8_000_000  # characters after which nanotoken's word cache is cleared: a larger one is no faster
 _CHECKED, _LONGEST_CHECKED = 32, 4096  # texts per batch encoded by both encoders, and characters of each
 
 

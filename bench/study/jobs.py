@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from foundation.config import ConfigError, StrictRecord
-from foundation.files import ROOT, write_atomically
+from foundation.files import ROOT, remove, write_atomically
 from foundation.machine import cores
 
 
@@ -81,7 +80,7 @@ class Jobs:
                 return True
             print(f"{time.strftime('%H:%M:%S')} $ {job.command}", flush=True)
             if job.makes:
-                shutil.rmtree(job.makes, ignore_errors=True)
+                remove(job.makes)
             started, place = time.monotonic(), self._places.get()
             try:
                 with (self.logs / f"{job.name}.log").open("a") as log:

@@ -107,7 +107,7 @@ PARTS = {
 
 
 class MetricTotals:
-    """What this rank's forwards add up to, in two float64 vectors that can be all-reduced.
+    """Sums over this rank's forwards, in two float64 vectors that can be all-reduced.
 
     `sums`, [len(SUMS)], counts every forward; `distributions`, with the parts of `PARTS`, those with entropies.
     """

@@ -56,8 +56,8 @@ def test_a_later_state_of_the_run_without_padding_is_healthy(
 ) -> None:
     """Uses the run's last record, changed to the record of models that have learned."""
     record = read_records(padded_run, "train")[-1]
-    learned = {"mlm_loss": 3.0, "discriminator_loss": 0.2, "auc_all": 0.9}
-    learned["estimate_correlation"] = {"replaced": 0.5}
+    losses = {"mlm_loss": 3.0, "discriminator_loss": 0.2}
+    learned = losses | {"auc_all": 0.9, "estimate_correlation": {"replaced": 0.5}}
     own = {name: value for name, value in record.items() if name not in ("kind", "step")} | learned
     later = Path(shutil.copytree(padded_run, tmp_path / "run"))
     log = RunLog(later, step=0, total_steps=600)
