@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
@@ -80,8 +80,6 @@ class Choices(StrictConfig):
 class BuildConfig(Choices):
     """Everything besides the text that determines the shards' bytes."""
 
-    model_config = ConfigDict(extra="ignore")  # earlier builds had settings that are gone
-
     tokenizer_sha256: str
     sentences: Sentences
     punkt: Literal["given", "learned", "none"]
@@ -92,8 +90,6 @@ class BuildConfig(Choices):
 
 class ShardEntry(StrictRecord):
     """The manifest's entry for one shard: its files, checksums and counts."""
-
-    model_config = ConfigDict(extra="ignore")  # earlier builds numbered the pieces of its text
 
     name: str = Field(pattern=r"^shard-[0-9]{5,18}$")
     """Prefix of its files."""
