@@ -3,7 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +240,29 @@ def test_a_masked_language_models_likelihood_is_its_own(stock_generator: Path) -
     scorer = open_scorer(str(stock_generator), ("generator", "likelihood"))
     for scores in scorer.scores(SENTENCES).values():
         np.testing.assert_array_equal(scores["generator"], scores["likelihood"])
+
+
+MINICONS = """
+import json
+import sys
+from minicons.scorer import MaskedLMScorer
+
+scored = MaskedLMScorer(sys.argv[1], "cpu").token_score(json.loads(sys.argv[2]))
+print(json.dumps([[score for _, score in sentence] for sentence in scored]))
+"""
+
+
+@pytest.mark.long
+def test_the_generators_half_is_minicons_masked_score(stock_generator: Path, tmp_path: Path) -> None:
+    """The peer (Misra 2022) masks one token at a time too; it needs Transformers 4 and, used so, no other package."""
+    for needed in (("transformers==4.57.*", "wonderwords"), ("--no-deps", "minicons==0.3.39")):
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path, *needed], check=True)
+    arguments = [sys.executable, "-c", MINICONS, stock_generator, json.dumps(SENTENCES)]
+    others = os.environ | {"PYTHONPATH": str(tmp_path)}
+    theirs = json.loads(subprocess.run(arguments, check=True, capture_output=True, env=others, cwd=tmp_path).stdout)
+    scores = open_scorer(str(stock_generator), ("generator",)).scores(SENTENCES)
+    for sentence, expected in zip(SENTENCES, theirs, strict=True):
+        np.testing.assert_allclose(scores[sentence]["generator"], expected, rtol=0, atol=1e-5)
 
 
 def test_the_share_of_masked_tokens_is_recorded_or_asked_for(stock_model: Path, stock_generator: Path) -> None:
