@@ -95,10 +95,11 @@ def rows(options: RegisterOptions) -> Iterator[list[str]]:
 def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, dict[str, Any]]]:
     """Yields the size of a head, embedding or layer, a kernel, and its compile-time parameters."""
     for size in options.head_sizes if dtype != "fp32" else ():
-        given = settings(size, dropped=26)
-        yield size, attention_kernels.forward, given
-        yield size, attention_kernels.query_backward, given | {"LEARNS_BIAS": True}
-        yield size, attention_kernels.key_backward, given
+        for local in (False, True):  # a learned bias, or a window
+            given = settings(size, 26, local)
+            yield size, attention_kernels.forward, given
+            yield size, attention_kernels.query_backward, given | {"LEARNS_BIAS": not local}
+            yield size, attention_kernels.key_backward, given
         yield size, attention_kernels.table_backward, {"S": 128, "SIDE": given["SIDE"], "num_warps": 8}
     for size in options.embedding_sizes:
         for name, tile in VOCABULARY.items():

@@ -23,7 +23,7 @@ FAR, NEAR, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 @triton.jit
 def forward(
     query, key, value, biases, lengths, seed, output, log_sum, L, N, span, dropped, factor,
-    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the output of a tile's queries, and the log2-sum-exp of their scores: infinite at padding."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -36,7 +36,7 @@ def forward(
     sum_M = tl.zeros([SIDE], tl.float32)
     peak_M = tl.full([SIDE], float("-inf"), tl.float32)
     for zone in tl.static_range(3):
-        begin, end, near, gap = _zone(zone, row, length, length // SIDE, span, SIDE)
+        begin, end, near, gap = _zone(zone, row, length, length // SIDE, span, LOCAL, SIDE)
         for step in range(begin, end):
             column = step + tl.where(step < near, 0, gap)
             column_K = column * SIDE + tl.arange(0, SIDE)
@@ -63,7 +63,8 @@ def forward(
 def query_backward(
     query, key, value, biases, lengths, seed, output, log_sum, gradient, mean, query_gradient, partial,
     L, N, span, dropped, factor,
-    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr, LEARNS_BIAS: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
+    LEARNS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradient of a tile's queries, and the sums of the scores' gradient along the diagonals of near tiles
     and over far ones.
@@ -89,7 +90,7 @@ def query_backward(
     before_M = tl.zeros([SIDE], tl.float32)
     after_M = tl.zeros([SIDE], tl.float32)
     for zone in tl.static_range(3):
-        begin, end, near, gap = _zone(zone, row, length, length // SIDE, span, SIDE)
+        begin, end, near, gap = _zone(zone, row, length, length // SIDE, span, LOCAL, SIDE)
         for step in range(begin, end):
             column = step + tl.where(step < near, 0, gap)
             column_K = column * SIDE + place_M
@@ -124,7 +125,7 @@ def query_backward(
 def key_backward(
     query, key, value, biases, lengths, seed, log_sum, gradient, mean, key_gradient, value_gradient,
     L, N, span, dropped, factor,
-    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, SIDE: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of one tile of keys and of their values; at padding it writes zeros."""
     column, head = tl.program_id(0), tl.program_id(1)
@@ -139,7 +140,7 @@ def key_backward(
     key_total_KW = tl.zeros([SIDE, WIDTH], tl.float32)
     value_total_KW = tl.zeros([SIDE, WIDTH], tl.float32)
     for zone in tl.static_range(2):
-        begin, end, near, gap = _zone(zone, column, length, tl.cdiv(length, SIDE), span, SIDE)
+        begin, end, near, gap = _zone(zone, column, length, tl.cdiv(length, SIDE), span, LOCAL, SIDE)
         for step in range(begin, end):
             row = step + tl.where(step < near, 0, gap)
             row_M = row * SIDE + tl.arange(0, SIDE)
@@ -207,22 +208,25 @@ def _middle(head, N, span, SIDE: tl.constexpr):
 
 
 @triton.jit
-def _zone(zone: tl.constexpr, tile, length, whole, span, SIDE: tl.constexpr):
+def _zone(zone: tl.constexpr, tile, length, whole, span, LOCAL: tl.constexpr, SIDE: tl.constexpr):
     """Returns the loop's range over one zone, for one tile: (begin, end, first step that skips tiles, tiles skipped).
 
-    The sequence has `whole` full tiles, then perhaps a partial one. All zones are empty if this tile is all padding.
+    The sequence has `whole` full tiles, then perhaps a partial one. All zones are empty if this tile is all padding;
+    with LOCAL, so are those beyond `span`.
     """
-    is_padding = tile * SIDE >= length
+    is_empty = tile * SIDE >= length
     near = tl.minimum(tl.maximum(tile - span, 0), whole)
     after = tl.minimum(tile + span + 1, whole)
     gap = after - near
     if zone == FAR:
-        begin, end = 0, whole - gap
+        begin, end = 0, 0 if LOCAL else whole - gap
     elif zone == NEAR:
         begin, end, gap = near, after, 0
     else:
         begin, end, gap = whole, tl.cdiv(length, SIDE), 0
-    return begin, tl.where(is_padding, begin, end), near, gap
+        if LOCAL:
+            is_empty |= whole > tile + span
+    return begin, tl.where(is_empty, begin, end), near, gap
 
 
 @triton.jit

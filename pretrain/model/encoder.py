@@ -314,9 +314,9 @@ class LayerStack(Stack):
             bias_XN: Tensor = self.relative_attention_bias(relative_bucket(distance_X, buckets, max_distance))
             return bias_XN
 
-        given = relative if self.config.relative_position else None
+        given, reach = (relative, max_distance) if self.config.relative_position else (None, visible_BL.shape[1])
         head_size = self.config.hidden_size // self.config.num_attention_heads
-        return ops.attention_bias(visible_BL, given, max_distance, head_size, dtype)
+        return ops.attention_bias(visible_BL, given, reach, head_size, dtype)
 
 
 class Layer(nn.Module):

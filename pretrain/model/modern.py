@@ -125,8 +125,8 @@ class ModernStack(Stack):
         visible_BL, head_size = attention_mask_BL.bool(), width // config.num_attention_heads
         packing = self.packing(visible_BL)
 
-        def surroundings(radius: int, theta: float) -> tuple[Tensor, Tensor]:
-            bias = attention_bias(visible_BL, radius, hidden_BLH.dtype)
+        def surroundings(radius: int, theta: float) -> tuple[ops.Bias, Tensor]:
+            bias = ops.attention_bias(visible_BL, None, radius, head_size, hidden_BLH.dtype)
             return bias, rotation(length, head_size, theta, hidden_BLH.device)
 
         everywhere = surroundings(length, config.global_theta)
@@ -153,30 +153,18 @@ class ModernLayer(nn.Module):
         self.mlp_norm = norm(config)
         self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
 
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias_BNLL: Tensor, rotation_2LD: Tensor) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias, rotation_2LD: Tensor) -> Tensor:
         projected = self.attn["Wqkv"](self.attn_norm(hidden_TH)).chunk(3, dim=-1)
         query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.heads) for part_TH in projected)
         query_BNLD, key_BNLD = rotated(query_BNLD, rotation_2LD), rotated(key_BNLD, rotation_2LD)
         context_BNLD = ops.attend(
-            query_BNLD, key_BNLD, value_BNLD, bias_BNLL, self.attention_dropout if self.training else 0.0
+            query_BNLD, key_BNLD, value_BNLD, bias, self.attention_dropout if self.training else 0.0
         )
         context_TH = packing.pack(context_BNLD.transpose(1, 2).flatten(2))
         hidden_TH = hidden_TH + self.dropout(self.attn["Wo"](context_TH))
         input_TF, gate_TF = self.mlp["Wi"](self.mlp_norm(hidden_TH)).chunk(2, dim=-1)
         fed_TH: Tensor = self.mlp["Wo"](F.gelu(input_TF) * gate_TF)
         return hidden_TH + fed_TH
-
-
-def attention_bias(visible_BL: Tensor, radius: int, dtype: torch.dtype) -> Tensor:
-    """Returns the `bias` of `ops.attend`: 0 for visible tokens at most `radius` away, the lowest number for others.
-
-    [B, 1, L, L] or, where every token is that near, [B, 1, 1, L].
-    """
-    seen, length = visible_BL[:, None, None, :], visible_BL.shape[1]
-    if radius < length - 1:
-        position_L = torch.arange(length, device=visible_BL.device)
-        seen = seen & ((position_L[:, None] - position_L[None, :]).abs() <= radius)
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def rotation(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:

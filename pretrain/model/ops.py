@@ -23,10 +23,11 @@ class RelativeBias(NamedTuple):
 
     lengths_B: Tensor
     table_NR: Tensor | None
-    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32."""
+    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32;
+    None if no bias is learned."""
     tiles_NTMK: Tensor | None
     """The biases that the kernels read, in the model's precision: one tile for each distance between tiles, from -T//2
-    to T//2."""
+    to T//2; None if all are 0. Of a window, tiles farther away are not read."""
 
 
 Bias = Tensor | RelativeBias
@@ -40,18 +41,21 @@ def attention_bias(
     head_size: int,
     dtype: torch.dtype,
 ) -> Bias:
-    """Returns the `bias` of `attend`: relative position and padding mask, [B, N, L, L], or only the mask, [B, 1, 1, L].
+    """Returns the `bias` of `attend`: relative position and padding mask, [B, N, L, L], or only the mask.
 
     `relative` maps distances [X] (key position minus query position) to biases [X, N], constant from `max_distance` on
-    in each direction. `visible_BL` is false at padding, which follows the word pieces.
+    in each direction. Without it, tokens see those at most `max_distance` away: the mask is [B, 1, L, L] or, where all
+    are that near, [B, 1, 1, L]. `visible_BL` is false at padding, which follows the word pieces.
     """
     lowest = torch.finfo(dtype).min
-    invisible_B11L = ~visible_BL[:, None, None, :]
-    if relative is None:
-        return torch.zeros_like(invisible_B11L, dtype=dtype).masked_fill_(invisible_B11L, lowest)
-    position_L = torch.arange(visible_BL.shape[1], device=visible_BL.device)
-    bias_1NLL = relative(position_L[None, :] - position_L[:, None]).permute(2, 0, 1).unsqueeze(0).to(dtype)
-    return bias_1NLL.masked_fill(invisible_B11L, lowest)
+    seen, length = visible_BL[:, None, None, :], visible_BL.shape[1]
+    position_L = torch.arange(length, device=visible_BL.device)
+    distance_LL = position_L[None, :] - position_L[:, None]
+    if relative is not None:
+        return relative(distance_LL).permute(2, 0, 1).unsqueeze(0).to(dtype).masked_fill(~seen, lowest)
+    if max_distance < length - 1:
+        seen = seen & (distance_LL.abs() <= max_distance)
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Bias, dropout: float) -> Tensor:

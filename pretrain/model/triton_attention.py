@@ -1,8 +1,9 @@
-"""Self-attention with a learned relative bias in Triton, forward and backward, with the same bits in every run.
+"""Self-attention with a learned relative bias or a window in Triton, with the same bits in every run.
 
 - The bias of a head is a table by distance (key position minus query position). A tile of scores wholly beyond
   `max_distance` has one bias, read once; for the others, tiles of biases, one per distance between tiles, are made once
   for all layers and sequences. No tensor has the size [B, N, L, L].
+- Without a learned bias, attention may be to a window: tiles wholly outside of it are skipped.
 - Padding is at the end and given by lengths: tiles of padding are skipped, and its outputs and gradients are zero.
 - Dropout draws 8 bits per probability from Philox, keyed by seed, sequence, head, query and key; the backward draws
   them again. So a probability is dropped in 26 of 256 cases for .1, as in FlashAttention; the factor of those kept is
@@ -33,6 +34,8 @@ PLAIN_ATTEND, PLAIN_BIAS = ops.attend, ops.attention_bias
 BITS = 8
 """Random bits per probability for dropout: with 16, drawing them takes 7 to 9 of 18 to 22 instructions per score."""
 DTYPES = (torch.float16, torch.bfloat16)
+HIDDEN = -(2.0**15)
+"""Bias outside of a window: below any score, and finite, because all tokens of a tile may be hidden from a row."""
 
 
 def attention_bias(
@@ -46,26 +49,31 @@ def attention_bias(
     if dtype not in DTYPES or head_size > WIDEST_HEAD:
         return PLAIN_BIAS(visible_BL, relative, max_distance, head_size, dtype)
     lengths_B, device, side = visible_BL.sum(1, dtype=torch.int32), visible_BL.device, side_of(head_size)
-    if relative is None:
+    within, tiles = max_distance - (relative is not None), cdiv(visible_BL.shape[1], side)
+    if relative is None and within >= visible_BL.shape[1] - 1:
         return ops.RelativeBias(lengths_B, None, None)
-    span = min((max_distance + side - 2) // side, cdiv(visible_BL.shape[1], side) - 1)  # tiles beyond have one bias
+    span = min(cdiv(within, side), tiles - 1)  # tiles beyond have one bias, or are outside of the window
     half = (span + 1) * side
-    table_NR = relative(torch.arange(-half, half, device=device)).T.float().contiguous()
+    distance_R = torch.arange(-half, half, device=device)
+    hidden_1R = HIDDEN * (distance_R.abs() > within).float()[None]
+    table_NR = hidden_1R if relative is None else relative(distance_R).T.float().contiguous()
     place_M = torch.arange(side, device=device)
     index_TMK = torch.arange(0, 2 * half + 1, side, device=device)[:, None, None] + place_M - place_M[:, None]
     tiles_NTMK = table_NR.detach().to(dtype)[:, index_TMK.clamp_(0, 2 * half - 1)]
-    return ops.RelativeBias(lengths_B, table_NR, tiles_NTMK)
+    return ops.RelativeBias(lengths_B, table_NR if relative else None, tiles_NTMK)
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.Bias, dropout: float) -> Tensor:
     """Computes `ops.attend`; rows of padding are zero."""
     if not isinstance(bias, ops.RelativeBias):
         return PLAIN_ATTEND(query_BNLD, key_BNLD, value_BNLD, bias, dropout)
-    lengths_B, table_NR, tiles_NTMK = bias
-    if tiles_NTMK is None:
-        side = side_of(query_BNLD.shape[-1])
-        tiles_NTMK = query_BNLD.new_zeros(query_BNLD.shape[1], 3, side, side)
-    context_BNLD: Tensor = _Attend.apply(query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout)
+    (lengths_B, table_NR, tiles_NTMK), side = bias, side_of(query_BNLD.shape[-1])
+    local = table_NR is None and tiles_NTMK is not None
+    tiles_NTMK = query_BNLD.new_zeros(1, 3, side, side) if tiles_NTMK is None else tiles_NTMK
+    tiles_NTMK = tiles_NTMK.expand(query_BNLD.shape[1], -1, -1, -1).contiguous()
+    context_BNLD: Tensor = _Attend.apply(
+        query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout, local
+    )
     return context_BNLD
 
 
@@ -86,10 +94,10 @@ def side_of(head_size: int) -> int:
     return 64 if head_size <= 64 else 32
 
 
-def settings(head_size: int, dropped: int) -> dict[str, Any]:
+def settings(head_size: int, dropped: int, local: bool) -> dict[str, Any]:
     """Returns the kernels' compile-time parameters; with more warps, a tile of 64 rows would be computed twice."""
-    width = max(16, next_power_of_2(head_size))
-    return {"D": head_size, "WIDTH": width, "DROPOUT": dropped > 0, "SIDE": side_of(head_size), "num_warps": 4}
+    sizes = {"D": head_size, "WIDTH": max(16, next_power_of_2(head_size)), "SIDE": side_of(head_size)}
+    return sizes | {"DROPOUT": dropped > 0, "LOCAL": local, "num_warps": 4}
 
 
 class _Attend(torch.autograd.Function):
@@ -105,13 +113,14 @@ class _Attend(torch.autograd.Function):
         tiles_NTMK: Tensor,
         lengths_B: Tensor,
         dropout: float,
+        local: bool,
     ) -> Tensor:
         query_BLND, key_BLND, value_BLND = (
             part.transpose(1, 2).contiguous() for part in (query_BNLD, key_BNLD, value_BNLD)
         )
         B, L, N, D = query_BLND.shape
         seed, dropped, factor = dropout_of(dropout, query_BLND.device, BITS)
-        ctx.settings = settings(D, dropped)
+        ctx.settings = settings(D, dropped, local)
         ctx.grid = cdiv(L, ctx.settings["SIDE"]), B * N
         ctx.sizes = (L, N, tiles_NTMK.shape[1] // 2 - 1, dropped, factor)
         inputs = (query_BLND, key_BLND, value_BLND, tiles_NTMK, lengths_B, seed)
@@ -148,4 +157,4 @@ class _Attend(torch.autograd.Function):
                 partial, inputs[4], table_gradient_NR, B, N, tiles, span, S=128, SIDE=side, num_warps=8
             )
         gradients = (part.transpose(1, 2) for part in (query_gradient, key_gradient, value_gradient))
-        return *gradients, table_gradient_NR, None, None, None
+        return *gradients, table_gradient_NR, None, None, None, None

@@ -155,7 +155,7 @@ def test_forward_and_backward_draw_the_same_dropout(where: Setting, dtype: torch
     on = {"device": where.device, "dtype": dtype}
     query, key, value = torch.randn(3, 2, 4, where.length, 64, **on).requires_grad_().unbind()
     visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
-    output = ops.attend(query, key, value, ops.attention_bias(visible_BL, None, 1, 64, dtype), 0.5)
+    output = ops.attend(query, key, value, ops.attention_bias(visible_BL, None, where.length, 64, dtype), 0.5)
     (gradient,) = torch.autograd.grad(output, value, output.detach())
     square = output.double().square().sum()
     layer = ops.LayerNorm(256, device=where.device, dtype=dtype).train()
@@ -196,6 +196,25 @@ def test_attention_with_a_bias_and_padding_is_the_formulas(where: Setting, dtype
     (ours, our_table), (expected, expected_table) = results
     limit = roundings(dtype) if dtype else 1e-9
     assert max(off(ours, expected), off(our_table, expected_table)) <= limit
+
+
+@by_precision
+def test_attention_to_a_window_is_the_formulas(where: Setting, dtype: torch.dtype) -> None:
+    """Outputs and gradients at word pieces, of two sequences with and without padding, against float64."""
+    torch.manual_seed(0)
+    parts = torch.randn(4, 2, 4, where.length, 64, device=where.device, dtype=dtype)
+    visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
+    visible_BL[0, where.length // 3 :] = False
+    parts *= visible_BL[:, None, :, None]
+    results = []
+    for precision, place in ((dtype, nullcontext()), (torch.float64, Plainly())):
+        query, key, value, gradient = parts.to(precision, copy=True).requires_grad_().unbind()
+        with place:
+            bias = ops.attention_bias(visible_BL, None, where.length // 4, 64, precision)
+            output = ops.attend(query, key, value, bias, 0.0).where(visible_BL[:, None, :, None], 0.0)
+            slopes = torch.autograd.grad(output, (query, key, value), gradient.detach())
+        results.append(torch.stack((output.detach(), *slopes)))
+    assert off(*results) <= roundings(dtype)
 
 
 def random_weights(where: Setting) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,8 @@ import torch
 from transformers import ModernBertConfig, ModernBertModel
 
 from pretrain.huggingface.modernbert import folded
-from pretrain.model.modern import ModernConfig, ModernEncoder, attention_bias, rotated, rotation
+from pretrain.model import ops
+from pretrain.model.modern import ModernConfig, ModernEncoder, rotated, rotation
 
 CONFIG = ModernConfig(
     vocab_size=300,
@@ -43,7 +44,9 @@ def test_hidden_states_are_modernberts(length: int) -> None:
 @pytest.mark.parametrize("radius", [0, 2, 9])
 def test_a_token_sees_what_is_visible_within_its_window(radius: int) -> None:
     visible_BL = torch.tensor([[True] * 7 + [False] * 3])
-    bias_BNLL = attention_bias(visible_BL, radius, torch.float32).expand(1, 1, 10, 10)
+    bias = ops.attention_bias(visible_BL, None, radius, 32, torch.float32)
+    assert isinstance(bias, torch.Tensor)
+    bias_BNLL = bias.expand(1, 1, 10, 10)
     for query in range(10):
         for key in range(10):
             seen = key < 7 and abs(query - key) <= radius

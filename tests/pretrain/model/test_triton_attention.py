@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.modern import ModernConfig, ModernEncoder
 
 pytest.importorskip("triton")
 
@@ -17,6 +18,7 @@ from pretrain.model.triton_attention import attend, attention_bias
 
 EXACT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Norm of the error allowed, relative to the norm of the result."""
+EVERYWHERE = torch.tensor(True)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +78,7 @@ def in_triton(given: Example, dropout: float = 0.0) -> tuple[Tensor, ...]:
     return output.detach(), *torch.autograd.grad(output, given.leaves(), given.gradient)
 
 
-def by_hand(given: Example, factor_BNLL: Tensor | float = 1.0) -> tuple[Tensor, ...]:
+def by_hand(given: Example, factor_BNLL: Tensor | float = 1.0, near_LL: Tensor = EVERYWHERE) -> tuple[Tensor, ...]:
     """The results in float64, from the formula; rows of padding are zero."""
     exact = Example(
         *(leaf.detach().double().requires_grad_() for leaf in given.leaves()), given.lengths_B, given.gradient.double()
@@ -84,7 +86,7 @@ def by_hand(given: Example, factor_BNLL: Tensor | float = 1.0) -> tuple[Tensor, 
     position_L = torch.arange(exact.query.shape[2])
     bias_NLL = exact.relative(position_L - position_L[:, None]).permute(2, 0, 1)
     s_BNLL = exact.query @ exact.key.mT * exact.query.shape[-1] ** -0.5 + bias_NLL
-    p_BNLL = s_BNLL.masked_fill(~given.visible_BL[:, None, None], -1e300).softmax(-1)
+    p_BNLL = s_BNLL.masked_fill(~(given.visible_BL[:, None, None] & near_LL), -1e300).softmax(-1)
     output = ((p_BNLL * factor_BNLL) @ exact.value).where(given.visible_BL[:, None, :, None], 0.0)
     return output.detach(), *torch.autograd.grad(output, exact.leaves(), exact.gradient)
 
@@ -155,10 +157,31 @@ def test_padding_has_no_effect_and_its_rows_are_zero() -> None:
 
 def test_without_relative_position_only_padding_is_hidden() -> None:
     given = example(Case(2, 70, 32, 0, (70, 33)), torch.float32)
-    bias = attention_bias(given.visible_BL, None, 128, 32, torch.float32)
+    bias = attention_bias(given.visible_BL, None, 70, 32, torch.float32)
     output = attend(given.query, given.key, given.value, bias, 0.0)
     exact = by_hand(given)  # one bias per head, which changes nothing
     assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], 1e-5)
+
+
+@pytest.mark.parametrize("radius", [1, 31, 64, 65, 130])
+@pytest.mark.parametrize("dtype", EXACT, ids=str)
+def test_in_a_window_tokens_see_what_is_near(radius: int, dtype: torch.dtype) -> None:
+    """A window narrower than a tile of 64, as wide, wider, and up to all but the ends of the sequence."""
+    given = example(Case(2, 200, 64, 0, (200, 199, 130, 64, 3)), dtype)
+    bias = attention_bias(given.visible_BL, None, radius, 64, dtype)
+    output = attend(given.query, given.key, given.value, bias, 0.0)
+    position_L = torch.arange(200)
+    exact = by_hand(given, near_LL=(position_L - position_L[:, None]).abs() <= radius)
+    assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], EXACT[dtype])
+
+
+def test_tiles_outside_of_the_window_are_not_read() -> None:
+    """Numbers there would spoil every sum. The window of 8 needs a tile's neighbors."""
+    given = example(Case(1, 320, 64, 0, (320,)), torch.float32)
+    given.key.data[:, :, 192:], given.value.data[:, :, 192:] = torch.nan, torch.nan
+    bias = attention_bias(given.visible_BL, None, 8, 64, torch.float32)
+    output = attend(given.query, given.key, given.value, bias, 0.0)
+    assert output[:, :, :128].isfinite().all() and output[:, :, 192:].isnan().all()
 
 
 # Dropout
@@ -171,7 +194,7 @@ def kept(case: Case, dropout: float) -> Tensor:
     """
     size, state = case.head_size, torch.get_rng_state()
     given = example(case._replace(reach=0, lengths=(case.length,) * len(case.lengths)), torch.float32, sharpness=0.0)
-    bias = attention_bias(given.visible_BL, None, 0, size, torch.float32)
+    bias = attention_bias(given.visible_BL, None, case.length, size, torch.float32)
     parts = []
     for first in range(0, case.length, size):
         torch.set_rng_state(state)
@@ -245,22 +268,32 @@ def in_use(restored_ops: None) -> Callable[[], None]:
     return lambda: cuda_ops.use((9, 0))
 
 
-@pytest.mark.parametrize(("relative", "recompute"), [(True, True), (False, False)])
-def test_an_encoder_is_that_of_plain_pytorch(relative: bool, recompute: bool, in_use: Callable[[], None]) -> None:
-    config = EncoderConfig(
-        vocab_size=50,
-        embedding_size=16,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        relative_position=relative,
-        relative_attention_max_distance=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+SIZES = {
+    "vocab_size": 50,
+    "embedding_size": 16,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("build", "recompute"),
+    [
+        (lambda: ElectraEncoder(EncoderConfig(**SIZES, relative_attention_max_distance=16)), True),
+        (lambda: ElectraEncoder(EncoderConfig(**SIZES, relative_position=False)), False),
+        (lambda: ModernEncoder(ModernConfig(**SIZES, window=40)), False),
+    ],
+    ids=["relative position", "absolute position", "all tokens, then a window"],
+)
+def test_an_encoder_is_that_of_plain_pytorch(
+    build: Callable[[], ElectraEncoder | ModernEncoder], recompute: bool, in_use: Callable[[], None]
+) -> None:
     torch.manual_seed(0)
-    plain = ElectraEncoder(config)
+    plain = build()
     ours = copy.deepcopy(plain)
     ours.encoder.recompute = recompute
     ids_BL, gradient_BLH = torch.randint(50, (2, 70)), torch.randn(2, 70, 64)
