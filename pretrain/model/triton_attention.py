@@ -54,13 +54,12 @@ def attention_bias(
         return ops.RelativeBias(lengths_B, None, None)
     span = min(cdiv(within, side), tiles - 1)  # tiles beyond have one bias, or are outside of the window
     half = (span + 1) * side
-    distance_R = torch.arange(-half, half, device=device)
-    hidden_1R = HIDDEN * (distance_R.abs() > within).float()[None]
-    table_NR = hidden_1R if relative is None else relative(distance_R).T.float().contiguous()
+    offset_R = torch.arange(-half, half, device=device)
+    table_NR = HIDDEN * (offset_R.abs() > within).float()[None] if relative is None else relative(offset_R).T.float()
     place_M = torch.arange(side, device=device)
     index_TMK = torch.arange(0, 2 * half + 1, side, device=device)[:, None, None] + place_M - place_M[:, None]
     tiles_NTMK = table_NR.detach().to(dtype)[:, index_TMK.clamp_(0, 2 * half - 1)]
-    return ops.RelativeBias(lengths_B, table_NR if relative else None, tiles_NTMK)
+    return ops.RelativeBias(lengths_B, table_NR.contiguous() if relative else None, tiles_NTMK)
 
 
 def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.Bias, dropout: float) -> Tensor:
