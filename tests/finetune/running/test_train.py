@@ -333,8 +333,10 @@ def stop_one_rank(model: str, data: str, folder: str) -> None:
     """Runs in each process of `test_a_stop_request_to_one_rank_stops_all`; the second rank is asked to stop."""
     world = start_processes()
     keeper = Saving(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
+    own = Path(folder) / f"rank{world.rank}"  # for its DeepSpeed file, which the other would read half-written
+    own.mkdir()
     try:
-        go_on(Path(model), read_job(Path(model), Path(data)), world, Path(folder), keeper)
+        go_on(Path(model), read_job(Path(model), Path(data)), world, own, keeper)
     except Stopped:
         print("\nstopped", flush=True)
 
