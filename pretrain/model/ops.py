@@ -50,11 +50,11 @@ def attention_bias(
     lowest = torch.finfo(dtype).min
     seen, length = visible_BL[:, None, None, :], visible_BL.shape[1]
     position_L = torch.arange(length, device=visible_BL.device)
-    distance_LL = position_L[None, :] - position_L[:, None]
     if relative is not None:
-        return relative(distance_LL).permute(2, 0, 1).unsqueeze(0).to(dtype).masked_fill(~seen, lowest)
+        bias_NLL = relative(position_L[None, :] - position_L[:, None]).permute(2, 0, 1)
+        return bias_NLL.unsqueeze(0).to(dtype).masked_fill(~seen, lowest)
     if max_distance < length - 1:
-        seen = seen & (distance_LL.abs() <= max_distance)
+        seen = seen & ((position_L[None, :] - position_L[:, None]).abs() <= max_distance)
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)
 
 
