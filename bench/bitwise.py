@@ -76,7 +76,6 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
     """Trains one run in a checkout; returns the SHA-256 of its losses and of its last checkpoint's tensors."""
     objective, precision, stage = cell.split("/")
     output.mkdir()
-    (output / "deepspeed.json").write_text(json.dumps(deepspeed_config(precision, int(stage))))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,7 +91,8 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
         "--objective",
         objective,
     ]
-    command += ["--deepspeed_config", output / "deepspeed.json", "--set", *SETTINGS]
+    command += ["--deepspeed_config", f"ds_configs/zero1_{precision}.json"]
+    command += ["--set", f"deepspeed.zero_optimization.stage={stage}", *SETTINGS]
     done = subprocess.run(
         list(map(str, command)),
         cwd=checkout,
@@ -110,25 +110,6 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
     for path in sorted(checkpoint.glob("*.safetensors")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def deepspeed_config(precision: str, stage: int) -> dict[str, object]:
-    """Returns a DeepSpeed configuration like the files in `ds_configs/`, for any precision and stage."""
-    values: dict[str, object] = dict.fromkeys(
-        (
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-            "gradient_clipping",
-        ),
-        "auto",
-    )
-    adam = {"torch_adam": True, "fused": True} | dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
-    values["optimizer"] = {"type": "AdamW", "params": adam}
-    values["zero_optimization"] = {"stage": stage}
-    if precision == "bf16":
-        values["bf16"] = {"enabled": True}
-    return values
 
 
 if __name__ == "__main__":

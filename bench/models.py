@@ -27,6 +27,10 @@ def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, 
         ConfigError: the file does not suit the machine or the batch.
     """
     resolved = resolve(
-        config, batch_size=batch_size, world_size=world.world_size, device_type=world.device.type, optim=run.optim
+        config,
+        batch_size=batch_size,
+        world_size=world.world_size,
+        device_type=world.device.type,
+        clipping=run.optim.gradient_clipping,
     )
     return Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)

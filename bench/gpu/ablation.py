@@ -49,7 +49,6 @@ class Switch(NamedTuple):
 SWITCHES = {
     "as shipped": Switch(),
     "not deterministic": Switch(deterministic=False),
-    "AdamW not fused": Switch(("deepspeed.optimizer.params.fused=false",)),
     "parameters not aligned": Switch(("deepspeed.zero_optimization.parameter_alignment=false",)),
     "PyTorch's attention by the formula": Switch(attention=(SDPBackend.MATH,)),
     "without CUDA graphs": Switch(graphs=False),

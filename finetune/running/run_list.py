@@ -214,8 +214,7 @@ def plan_runs(options: FinetuneOptions, model: ModelFolder, loaded: LoadedTask) 
         ConfigError: a setting is unknown or out of range.
     """
     name, hidden_size, positions = loaded.task.name, model.config.hidden_size, model.config.max_position_embeddings
-    points = paper_grid(name, hidden_size) if options.grid else [{}]
-    given = [point | options.overrides() for point in points]
+    given = [point | options.overrides() for point in (paper_grid(name, hidden_size) if options.grid else [{}])]
     wanted = [settings_for(options.settings_class, name, hidden_size, positions, values) for values in given]
     return [
         RunIdentity(

@@ -244,7 +244,7 @@ def resolve_for(settings: FinetuneConfig, deepspeed_config: Source, world: World
         batch_size=settings.batch_size,
         world_size=world.world_size,
         device_type=world.device.type,
-        optim=settings,
+        clipping=settings.gradient_clipping,
     )
 
 
@@ -253,6 +253,8 @@ def groups(model: nn.Module, num_layers: int, settings: FinetuneConfig) -> list[
     return parameter_groups(
         model,
         settings.weight_decay,
+        settings.betas,
+        settings.eps,
         lambda name: layer_scale(name, num_layers, settings.layer_decay),
     )
 

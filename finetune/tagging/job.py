@@ -149,8 +149,9 @@ class TaggingJob(Job):
 
         So all words have equal weight, whatever the sentence's length, and an epoch's mean is the loss per word.
         """
-        targets_BL = batch.target_B.long()
-        losses_BL = F.cross_entropy(output_BLC.transpose(1, 2), targets_BL, reduction="none", ignore_index=IGNORED)
+        losses_BL = F.cross_entropy(
+            output_BLC.transpose(1, 2), batch.target_B.long(), reduction="none", ignore_index=IGNORED
+        )
         return losses_BL.sum(1) / self.words_per_feature
 
     def evaluate(self, model: nn.Module, world: World) -> Evaluation:

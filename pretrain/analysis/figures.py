@@ -192,13 +192,6 @@ def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) ->
     )
 
 
-def run_names(runs: list[str]) -> dict[str, str]:
-    """Returns a label for each run: its folder's name, or its whole path if two folders share the name."""
-    paths = {run: Path(run) for run in runs}
-    own = [path.name for path in paths.values()]
-    return {run: path.name if own.count(path.name) == 1 else run for run, path in paths.items()}
-
-
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:
     """Writes the figure without top and right spines, and closes it; `settings` go to matplotlib's `savefig`.
 

@@ -169,8 +169,7 @@ def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
 
 def _rows(like: Tensor, first_sequence: int) -> Tensor:
     """Returns the index of its sequence for each element of a [B, any] tensor."""
-    rows_B = torch.arange(first_sequence, first_sequence + len(like), device=like.device)
-    return rows_B[:, None].expand_as(like)
+    return torch.arange(first_sequence, first_sequence + len(like), device=like.device)[:, None].expand_as(like)
 
 
 @torch.no_grad()

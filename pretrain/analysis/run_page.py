@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from foundation.command_line import printable
 from foundation.config import ConfigError
 from foundation.files import write_atomically
-from pretrain.analysis.figures import CHARTS, draw_charts, run_names
+from pretrain.analysis.figures import CHARTS, draw_charts
 from pretrain.analysis.health import diagnose, report
 from pretrain.analysis.run_history import History, nearest_preset, read_history
 
@@ -25,8 +25,10 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
         ConfigError: one of them is not a run folder.
         OSError: the page cannot be written to `path`.
     """
-    names = run_names([*dict.fromkeys(str(folder.absolute()) for folder in folders)])
-    runs = {printable(name): read_history(Path(folder)) for folder, name in names.items()}
+    paths = [*dict.fromkeys(folder.absolute() for folder in folders)]
+    own = [path.name for path in paths]
+    names = {path: path.name if own.count(path.name) == 1 else str(path) for path in paths}
+    runs = {printable(name): read_history(path) for path, name in names.items()}
     logs = {name: history.log for name, history in runs.items()}
     images = {title: draw_charts(charts, logs) for title, charts in CHARTS.items()}
     environment = Environment(

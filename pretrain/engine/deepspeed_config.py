@@ -15,7 +15,6 @@ from foundation.config import ConfigError, counted, one_of, parse_override, show
 from foundation.files import ROOT
 from foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
-from pretrain.engine.optim import AdamNumbers
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class EngineConfig:
     """A DeepSpeed configuration, resolved for one run."""
 
     json: dict[str, Any]
-    """The complete configuration for `deepspeed.initialize`; the learning rate is set at each update."""
+    """The complete configuration for `deepspeed.initialize`."""
     stage: int
     """ZeRO stage."""
     precision: str
@@ -32,8 +31,6 @@ class EngineConfig:
     """Sequences per rank and micro-batch."""
     accumulation_steps: int
     """Micro-batches per rank and step."""
-    gradient_clipping: float
-    """Largest global norm of the gradient, 0 for none."""
     offloads: bool
     """Master weights and moments are in the host's memory."""
     recomputes: bool
@@ -66,11 +63,12 @@ def resolve(
     batch_size: int,
     world_size: int,
     device_type: str,
-    optim: AdamNumbers,
+    clipping: float,
 ) -> EngineConfig:
     """Checks `source` and replaces each "auto" with the run's value.
 
-    `batch_size` is global; `device_type` is the device of the training machines, "cuda" or "cpu".
+    `batch_size` is global; `clipping` is the largest global norm of the gradient, 0 for none; `device_type` is the
+    device of the training machines, "cuda" or "cpu".
 
     Raises:
         ConfigError: see `read`; or lists every combination of values that does not work.
@@ -89,18 +87,15 @@ def resolve(
         raise ConfigError(*problems)
     micro = batch_size // world_size if micro == "auto" else micro
     accumulation = batch_size // (world_size * micro)
-    values = config.model_dump(exclude_none=True, exclude={"optimizer": {"params": {"lr"}}})
+    values = config.model_dump(exclude_none=True)
     values |= {
         "train_batch_size": batch_size,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": optim.gradient_clipping,
+        "gradient_clipping": clipping,
         "timers": {"throughput": {"enabled": False}},  # DeepSpeed's timer waits for the GPU at every micro-batch
-    }
-    values["optimizer"]["params"] |= {
-        "betas": list(optim.betas),
-        "eps": optim.eps,
-        "weight_decay": optim.weight_decay,
+        "zero_allow_untested_optimizer": True,  # the back ends create their own
+        "zero_force_ds_cpu_optimizer": False,
     }
     return EngineConfig(
         values,
@@ -108,7 +103,6 @@ def resolve(
         config.precision,
         micro,
         accumulation,
-        optim.gradient_clipping,
         offloads=config.zero_optimization.offloads,
         recomputes=config.activation_checkpointing is not None,
     )

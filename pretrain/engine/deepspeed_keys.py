@@ -28,27 +28,6 @@ class Section(StrictConfig):
     model_config = ConfigDict(strict=True)
 
 
-class OptimizerParams(Section):
-    """`optimizer.params`: selects the AdamW implementation; its numbers are set by the run."""
-
-    torch_adam: Literal[True]
-    """Uses PyTorch's AdamW; DeepSpeed's own versions are compiled at start (50 s on two CPU cores) and keep other
-    state."""
-    fused: bool = False
-    """One kernel per update, on CPU and GPU."""
-    lr: Auto = "auto"
-    betas: Auto = "auto"
-    eps: Auto = "auto"
-    weight_decay: Auto = "auto"
-
-
-class Optimizer(Section):
-    """`optimizer`: the type of optimizer and its parameters."""
-
-    type: Literal["AdamW"]
-    params: OptimizerParams
-
-
 class OffloadOptimizer(Section):
     """`zero_optimization.offload_optimizer`: master weights and moments in the host's memory."""
 
@@ -110,7 +89,6 @@ class DeepSpeedConfig(Section):
     """Sequences per rank and micro-batch; "auto" is the rank's whole share of the batch, without accumulation."""
     gradient_accumulation_steps: Auto = "auto"
     gradient_clipping: Auto = "auto"
-    optimizer: Optimizer
     zero_optimization: ZeroOptimization
     fp16: Fp16 | None = None
     bf16: Switch | None = None
@@ -124,6 +102,7 @@ class DeepSpeedConfig(Section):
 
 
 REFUSED_KEYS = {
+    "optimizer": "the run creates its own: set optim.lr, optim.betas, optim.weight_decay and optim.muon",
     "scheduler": "the run owns the learning rate: set optim.lr, optim.warmup_steps and optim.steps",
     "steps_per_print": "the run prints its own lines: set log_every",
     "checkpoint": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",

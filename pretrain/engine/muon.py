@@ -6,8 +6,7 @@ gives a matrix the root mean square of AdamW's updates, so AdamW's learning rate
 Shape letters: P matrices in one parameter, N rows, M columns.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +23,12 @@ PARTS = {"Wqkv.weight": 3, "Wi.weight": 2}
 """Matrices that a parameter of the modern encoder stacks: query, key and value; input and gate."""
 
 
-def moved_by_muon(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yields the name of each parameter that Muon moves, and the number of matrices in it."""
+def moved_by_muon(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the name of each parameter that Muon moves, and the shape (P, N, M) of the matrices in it."""
     for name, parameter in model.named_parameters():
         if ".layer." in name and parameter.dim() == 2:
-            yield name, next((parts for end, parts in PARTS.items() if name.endswith(end)), 1)
+            matrices = next((parts for end, parts in PARTS.items() if name.endswith(end)), 1)
+            yield name, (matrices, parameter.shape[0] // matrices, parameter.shape[1])
 
 
 def orthogonalized(matrix_PNM: Tensor) -> Tensor:
@@ -50,21 +50,27 @@ def orthogonalized(matrix_PNM: Tensor) -> Tensor:
 
 
 class MuonAndAdamW(torch.optim.AdamW):
-    """AdamW that moves the parameters of groups with `matrices` above 0 by Muon instead.
+    """AdamW that moves the parameters of groups with `matrices`, the shape (P, N, M) of each of them, by Muon instead.
 
-    `matrices` is the number of matrices stacked in each parameter. `exp_avg` is their momentum; `exp_avg_sq` stays 0.
+    `exp_avg` is their momentum; `exp_avg_sq` stays 0. Under ZeRO the tensors updated here are parts of many parameters:
+    `orthogonal` takes one of them, its new direction and `matrices`, and returns the direction with each matrix
+    orthogonalized.
     """
 
+    orthogonal: Callable[[Tensor, Tensor, Sequence[int]], Tensor]
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"] if group.get("matrices") else ():
-                if parameter.grad is not None:
-                    momentum = self.state[parameter]["exp_avg"].lerp_(parameter.grad, 1 - MOMENTUM)
-                    nesterov_PNM = parameter.grad.lerp(momentum, MOMENTUM).unflatten(0, (group["matrices"], -1))
-                    rate = SIZE * group["lr"] * max(nesterov_PNM.shape[1:]) ** 0.5
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(orthogonalized(nesterov_PNM).flatten(0, 1), alpha=-rate)
-                    self.state[parameter]["step"] += 1
-                    parameter.grad = None  # AdamW leaves it alone
-        return super().step(closure)
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        for group in groups:
+            for master in group["params"] if group.get("matrices") else ():
+                if master.grad is not None:
+                    momentum = self.state[master]["exp_avg"].lerp_(master.grad, 1 - MOMENTUM)
+                    nesterov = master.grad.lerp(momentum, MOMENTUM)
+                    rate = SIZE * group["lr"] * max(group["matrices"][1:]) ** 0.5
+                    master.mul_(1 - group["lr"] * group["weight_decay"])
+                    master.add_(self.orthogonal(master, nesterov, group["matrices"]).view_as(master), alpha=-rate)
+                    self.state[master]["step"] += 1
+        self.param_groups = [group for group in groups if not group.get("matrices")]
+        super().step()
+        self.param_groups = groups

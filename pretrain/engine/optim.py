@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -11,17 +11,6 @@ from foundation.config import MOST, StrictConfig
 from pretrain.engine.muon import moved_by_muon
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class AdamNumbers(Protocol):
-    """AdamW's settings and the gradient-clipping norm; the learning rate follows the run's own schedule."""
-
-    betas: tuple[float, float]
-    weight_decay: float
-    gradient_clipping: float
-
-    @property
-    def eps(self) -> float: ...
 
 
 class OptimConfig(StrictConfig):
@@ -124,19 +113,26 @@ def decays(name: str) -> bool:
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, lr_scale: Callable[[str], float] = lambda name: 1.0, muon: bool = False
+    model: nn.Module,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = OptimConfig.eps,
+    lr_scale: Callable[[str], float] = lambda name: 1.0,
+    muon: bool = False,
 ) -> list[dict[str, Any]]:
     """Groups the parameters by weight decay, by `lr_scale(name)` (layer-wise decay in fine-tuning), and by optimizer.
 
-    Each group holds `params`, `weight_decay`, `lr_scale` and `matrices`, the number of matrices in each parameter, or 0
-    if AdamW moves it. A shared parameter appears once, under its first name.
+    Each group holds `params`, AdamW's numbers except the learning rate, `lr_scale` and `matrices`: the shape (P, N, M)
+    of the matrices in each of its parameters, or () if AdamW moves them. A shared parameter appears once, under its
+    first name.
     """
     moved = dict(moved_by_muon(model)) if muon else {}
-    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, tuple[int, ...]], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        kind = weight_decay if decays(name) else 0.0, lr_scale(name), moved.get(name, 0)
+        kind = weight_decay if decays(name) else 0.0, lr_scale(name), moved.get(name, ())
         groups.setdefault(kind, []).append(parameter)
     return [
-        {"params": parameters, "weight_decay": decay, "lr_scale": scale, "matrices": matrices}
+        {"params": parameters, "betas": betas, "eps": eps}
+        | {"weight_decay": decay, "lr_scale": scale, "matrices": matrices}
         for (decay, scale, matrices), parameters in groups.items()
     ]

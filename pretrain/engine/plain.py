@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
-from pretrain.engine.muon import MuonAndAdamW
+from pretrain.engine.muon import MuonAndAdamW, orthogonalized
 from pretrain.job.processes import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -23,8 +23,8 @@ class Backend(ABC):
 
     module: nn.Module
     """The model, on its device and in its precision."""
-    adam: torch.optim.Optimizer
-    """AdamW itself: its groups hold the numbers of the next update, its state the moments of `masters`."""
+    adam: MuonAndAdamW
+    """The optimizer: its groups hold the numbers of the next update, its state the moments of `masters`."""
     masters: Sequence[Tensor]
     """The tensors that Adam updates on this rank: fp32 parameters, or flat parts of them."""
 
@@ -46,7 +46,7 @@ class Backend(ABC):
     def start_adam(self) -> None:
         """Creates Adam's state now rather than at the first update: a checkpoint may be saved or loaded before that."""
         for master in self.masters:
-            step = torch.zeros((), device=master.device if self.adam.defaults["fused"] else "cpu")
+            step = torch.zeros((), device=master.device)
             self.adam.state[master] |= {"step": step, **{key: torch.zeros_like(master) for key in MOMENTS}}
 
     @abstractmethod
@@ -83,11 +83,14 @@ class Plain(Backend):
     def __init__(
         self, model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
     ) -> None:
-        numbers = {key: value for key, value in config.json["optimizer"]["params"].items() if key != "torch_adam"}
         self.world, self.module = world, model.to(world.device)
-        self.adam = MuonAndAdamW([{**group} for group in parameter_groups], **numbers)
+        self.adam = MuonAndAdamW([{**group} for group in parameter_groups], fused=True)
+        self.adam.orthogonal = lambda master, direction, matrices: orthogonalized(direction.view(*matrices))
         self.masters = [*model.parameters()]
-        self._micro_batches, self._largest_norm = config.accumulation_steps, config.gradient_clipping or float("inf")
+        self._micro_batches, self._largest_norm = (
+            config.accumulation_steps,
+            config.json["gradient_clipping"] or float("inf"),
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

@@ -4,9 +4,11 @@ Imported only for jobs at these stages: stage 0 needs no DeepSpeed. Each class r
 at its stage, which are not public: `constraints.txt` names the version that they were read in.
 """
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
+from pretrain.engine.muon import MuonAndAdamW, orthogonalized
 from pretrain.engine.plain import Backend
 from pretrain.job.processes import World
 
@@ -35,15 +38,13 @@ SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 class DeepSpeed(Backend):
     """Code shared by ZeRO's stages: DeepSpeed's engine runs forward, backward and update."""
 
-    def __init__(self, model: nn.Module, groups: Groups, settings: Mapping[str, Any], world: World) -> None:
+    def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
         self.world, self._patched = world, patch_modules(world)
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
-        self.engine, *_ = deepspeed.initialize(
-            model=model,
-            model_parameters=[{**group, "params": list(group["params"])} for group in groups],
-            config={**settings},
-        )
-        self.module, self.adam = self.engine.module, self.engine.basic_optimizer
+        self.adam = MuonAndAdamW([{**group} for group in groups], fused=True)
+        self.adam.orthogonal = self.orthogonal
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config={**config.json})
+        self.module = self.engine.module
         scaler = getattr(self.engine.optimizer, "loss_scaler", None)
         self._scaler = scaler if getattr(scaler, "dynamic", False) else None
         if self._scaler:
@@ -81,6 +82,16 @@ class DeepSpeed(Backend):
             self.divide(parameter, full, moment)
 
     @abstractmethod
+    def orthogonal(self, master: Tensor, direction_S: Tensor, matrices: Sequence[int]) -> Tensor:
+        """Orthogonalizes the matrices of which each rank holds parts, S values; returns this rank's. Collective."""
+
+    def all_parts(self, part_S: Tensor) -> Tensor:
+        """Returns the parts of all ranks, one after the other, on the device. Collective."""
+        parts = torch.empty(self.world.world_size * len(part_S), device=self.world.device)
+        dist.all_gather_into_tensor(parts, part_S.to(self.world.device))
+        return parts
+
+    @abstractmethod
     def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
         """Sets this rank's part of a parameter's master weights, or of one of its moments, from the `full` tensor."""
 
@@ -110,7 +121,7 @@ class Zero12(DeepSpeed):
         zero = config.json["zero_optimization"]
         if world.world_size == 1:  # nothing to reduce: no second stream, no buffer, no wait, and
             zero = zero | {"overlap_comm": False, "contiguous_gradients": False}  # at stage 1 no hook on any gradient
-        super().__init__(model, groups, config.json | {"zero_optimization": zero}, world)
+        super().__init__(model, groups, replace(config, json=config.json | {"zero_optimization": zero}), world)
         optimizer = self.engine.optimizer
         if self._patched and not optimizer.cpu_offload:
             patch_optimizer(optimizer, world)
@@ -125,6 +136,16 @@ class Zero12(DeepSpeed):
         if moment is None:
             self.engine.optimizer.update_lp_params()  # each rank rounds its own part; an all-gather distributes them
 
+    def orthogonal(self, master: Tensor, direction_S: Tensor, matrices: Sequence[int]) -> Tensor:
+        whole, size = self.all_parts(direction_S), math.prod(matrices)
+        first, last = self.world.rank * len(direction_S), (self.world.rank + 1) * len(direction_S)
+        index = next(index for index, own in enumerate(self.masters) if own is master)
+        for offset in self.engine.optimizer.round_robin_bit16_offsets[index]:
+            if first - size < offset < last:  # the other matrices are other ranks' work
+                matrix = whole[offset : offset + size].view(*matrices)
+                matrix.copy_(orthogonalized(matrix))
+        return whole[first:last].to(direction_S.device)
+
     def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
         if moment:
             sharded.safe_set_full_optimizer_state(parameter, full, moment)
@@ -136,8 +157,16 @@ class Zero3(DeepSpeed):
     """Each rank holds a part of every parameter, of its gradient and of Adam's state."""
 
     def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
-        super().__init__(model, groups, config.json, world)
+        super().__init__(model, groups, config, world)
         self.masters = self.engine.optimizer.fp32_partitioned_groups_flat
+
+    def orthogonal(self, master: Tensor, direction_S: Tensor, matrices: Sequence[int]) -> Tensor:
+        ranks, size = self.world.world_size, math.prod(matrices)
+        share = math.ceil(size / ranks)  # of each parameter, padded to equal shares
+        whole = self.all_parts(direction_S).view(ranks, -1, share).transpose(0, 1).contiguous()
+        stacked = whole.flatten(1)[:, :size]
+        stacked.copy_(orthogonalized(stacked.reshape(-1, *matrices[1:])).reshape(stacked.shape))
+        return whole[:, self.world.rank].flatten().to(direction_S.device)
 
     def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
         size = parameter.ds_tensor.numel()

@@ -69,8 +69,7 @@ def save_sampling_head(folder: Path, model: SamplingHead, generator: Encoder) ->
     weights = nn.ModuleDict({"electra": generator, **modules}).state_dict()
     weights.setdefault("generator_lm_head.bias", torch.zeros(generator.config.vocab_size))
     named = folded(weights) if isinstance(generator.config, ModernConfig) else weights
-    encoders = ("electra.", "model.")
-    head = {name: weight.contiguous() for name, weight in named.items() if not name.startswith(encoders)}
+    head = {name: weight.contiguous() for name, weight in named.items() if not name.startswith(("electra.", "model."))}
     save_file(head, folder / SAMPLING_HEAD, {"format": "pt"})
 
 

@@ -92,8 +92,7 @@ def save_modernbert(
 
 
 def layer_types(config: ModernConfig) -> list[str]:
-    kinds = {True: "full_attention", False: "sliding_attention"}
-    return [kinds[config.sees_all(layer)] for layer in range(config.num_hidden_layers)]
+    return [f"{'full' if config.sees_all(layer) else 'sliding'}_attention" for layer in range(config.num_hidden_layers)]
 
 
 def tokens(special: SpecialTokens) -> dict[str, int]:

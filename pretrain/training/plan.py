@@ -158,7 +158,9 @@ def make_plan(options: RunOptions) -> Plan:
 
     device, manifest = "cuda" if target.on_gpu else "cpu", shards.manifest
     sizes = {"batch_size": run.batch_size, "world_size": target.processes}
-    deepspeed = problems.attempt(lambda: resolve(file, **sizes, device_type=device, optim=run.optim))
+    deepspeed = problems.attempt(
+        lambda: resolve(file, **sizes, device_type=device, clipping=run.optim.gradient_clipping)
+    )
     problems.attempt(shards.require_room)
     problems += mismatches(options, run, shards)
     if sources:
@@ -168,11 +170,6 @@ def make_plan(options: RunOptions) -> Plan:
         raise ConfigError(*problems)
     if options.graphs == "on":
         problems += [f"graphs: got on {reason}; leave it out" for reason in unreplayable(deepspeed, target.on_gpu)]
-    if run.optim.muon and deepspeed.stage:
-        problems.append(
-            f"optim.muon: got true at ZeRO stage {deepspeed.stage}, which divides a matrix among the ranks; add"
-            " --deepspeed_config zero0_fp32"
-        )
     problems += too_large(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, target.on_gpu)
     description = describe(
         run,

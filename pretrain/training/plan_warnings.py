@@ -46,8 +46,7 @@ NOT_TYPED = ("--dry_run", "--local_rank")
 def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
     """Returns the warnings about a run on this machine before it starts."""
     return [
-        *_data(plan),
-        *_warmup(plan),
+        *_data_and_schedule(plan),
         *_sizes(plan),
         *disk_shortage(plan, parameters),
         *_memory(plan, parameters, machine),
@@ -84,8 +83,8 @@ def _precision(plan: Plan, machine: Machine) -> Iterator[str]:
         )
 
 
-def _data(plan: Plan) -> Iterator[str]:
-    batch_size, steps = plan.run.batch_size, plan.run.optim.steps
+def _data_and_schedule(plan: Plan) -> Iterator[str]:
+    batch_size, steps, warmup = plan.run.batch_size, plan.run.optim.steps, plan.run.optim.warmup_steps
     padding = 1 - plan.shards.mean_length / plan.shards.manifest.seq_length
     if padding > MOST_PADDING:
         yield (
@@ -102,7 +101,7 @@ def _data(plan: Plan) -> Iterator[str]:
             )
         if epochs > MOST_EPOCHS:
             enough = int(MOST_EPOCHS * size / (share * batch_size))
-            fewer = f", or --set optim.steps={enough} or lower" if enough > plan.run.optim.warmup_steps else ""
+            fewer = f", or --set optim.steps={enough} or lower" if enough > warmup else ""
             yield (
                 f"data: {folder} has {size:,} sequences, and {steps:,} steps would read them {epochs:,.0f} times,"
                 f" expected at most {MOST_EPOCHS} (BERT: 40); build it from more text{fewer}"
@@ -118,10 +117,6 @@ def _data(plan: Plan) -> Iterator[str]:
             f"run.evaluate_every: got {plan.run.evaluate_every:,}, but {plan.shards.folders[0]} has no held-out part,"
             f" so nothing will be evaluated; build into another --output with --held_out {share:g}, or use more text"
         )
-
-
-def _warmup(plan: Plan) -> Iterator[str]:
-    warmup, steps = plan.run.optim.warmup_steps, plan.run.optim.steps
     if warmup > MOST_WARMUP * steps:
         yield (
             f"optim.warmup_steps: got {warmup:,} of {steps:,} steps, so the learning rate rises for most of the run;"

@@ -106,7 +106,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
         model, state = empty_model(plan.description), None
     if plan.options.compile:
         compile_layers(model)
-    groups = parameter_groups(model, plan.run.optim.weight_decay, muon=plan.run.optim.muon)
+    groups = parameter_groups(model, plan.run.optim.weight_decay, plan.run.optim.betas, muon=plan.run.optim.muon)
     engine = Engine(model, groups, plan.deepspeed, world)
     if world.share(state is not None):
         engine.load_full_state(state)

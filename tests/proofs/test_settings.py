@@ -126,7 +126,13 @@ def resolved(path: tuple[str, ...]) -> Iterator[EngineConfig]:
     for text in TEXTS:
         try:
             config = read(values, [*needed, f"deepspeed.{'.'.join(path)}={text}"])
-            yield resolve(config, batch_size=worker.BATCH, world_size=1, device_type="cpu", optim=OPTIM)
+            yield resolve(
+                config,
+                batch_size=worker.BATCH,
+                world_size=1,
+                device_type="cpu",
+                clipping=OPTIM.gradient_clipping,
+            )
         except ConfigError as error:
             assert_clear(error, path[-1], "batch_size")
 
@@ -156,7 +162,7 @@ def test_a_deepspeed_file_with_arbitrary_content_is_refused_in_one_line(text: st
     path = tmp_path / "ds.json"
     path.write_text(text, errors="surrogatepass")
     with pytest.raises(ConfigError) as caught:
-        resolve(path, batch_size=8, world_size=1, device_type="cpu", optim=OPTIM)
+        resolve(path, batch_size=8, world_size=1, device_type="cpu", clipping=OPTIM.gradient_clipping)
     assert_clear(caught.value, "ds.json")
 
 

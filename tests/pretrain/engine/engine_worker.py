@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pretrain.engine import muon
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
@@ -33,6 +34,8 @@ VARIANTS = tuple(name for name in sorted(deepspeed_values.VARIANTS) if name.coun
 """Overrides that change only memory and time."""
 ALONE = ("zero0_fp32", "zero1_fp32", "zero2_bf16", "zero1_fp16")
 """Files under which one process trains too, by a shorter way without summing gradients over ranks."""
+MUON = (*FP32, "zero2_bf16", "zero3_bf16", "zero1_bf16_offload")
+"""Files under which Muon trains too."""
 VOCABULARY, LENGTH, BATCH, MICRO_BATCH = 61, 12, 16, 4
 STEPS, SAVED_AT = 6, 3
 RECOMPUTED = ("zero0_fp32", "zero1_bf16", "zero3_bf16")
@@ -146,15 +149,23 @@ def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> A
     for section, changes in sections.items():
         values[section] = values.get(section, {}) | changes
     device_type = "cuda" if "fp16" in values else "cpu"  # see `bench.gpu.declared`
-    return resolve(values, batch_size=BATCH, world_size=world_size, device_type=device_type, optim=OPTIM)
+    return resolve(
+        values,
+        batch_size=BATCH,
+        world_size=world_size,
+        device_type=device_type,
+        clipping=OPTIM.gradient_clipping,
+    )
 
 
-def make_runner(name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, **fp16: float) -> Runner:
+def make_runner(
+    name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, muon: bool = False, **fp16: float
+) -> Runner:
     """A new engine; `fp16` are changes to that section of the file."""
     from pretrain.engine.engine import Engine
 
     model = small_model(seed)
-    groups = parameter_groups(model, OPTIM.weight_decay, lr_scale)
+    groups = parameter_groups(model, OPTIM.weight_decay, lr_scale=lr_scale, muon=muon)
     config = resolved_config(name, world.world_size, **({"fp16": fp16} if fp16 else {}))
     return Runner(Engine(model, groups, config, world))
 
@@ -168,14 +179,14 @@ def same_states(one: Any, other: Any) -> bool:
     )
 
 
-def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
+def train_and_resume(name: str, world: Any, folder: Path, muon: bool = False) -> dict[str, Any]:
     """Trains and saves a checkpoint; then a new engine with other weights resumes from it.
 
     Each rank creates a different model; the first rank's counts.
     """
     from pretrain.engine.checkpoint import load, newest_valid, save
 
-    runner = make_runner(name, world, seed=world.rank)
+    runner = make_runner(name, world, seed=world.rank, muon=muon)
     start = runner.engine.full_state().weights
     losses = runner.train(range(1))
     first_update = largest_change(start, runner.engine.full_state().weights) / rate(0)
@@ -186,7 +197,7 @@ def train_and_resume(name: str, world: Any, folder: Path) -> dict[str, Any]:
     losses += runner.train(range(SAVED_AT, STEPS))
     end = runner.engine.full_state()
 
-    again = make_runner(name, world, seed=1)
+    again = make_runner(name, world, seed=1, muon=muon)
     found = newest_valid(folder / name) if world.is_first else None
     again.engine.load_full_state(load(found)[0] if found else None)
     return {
@@ -302,6 +313,9 @@ def main(folder: Path) -> None:
 def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, Any]:
     """Figures of training from the beginning under each file; checkpoints are written to `own`."""
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
+    muon.bf16_is_faster = lambda: False  # so that stages agree to fp32's rounding
+    known = (*names, *(VARIANTS if world.world_size > 1 else ()))
+    figures["muon"] = {name: train_and_resume(name, world, own / "muon", muon=True) for name in MUON if name in known}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
     figures["recomputed"] = {name: recomputed_losses(name, world) for name in RECOMPUTED if name in names}
     if world.world_size > 1:

@@ -78,6 +78,16 @@ def test_one_process_trains_like_two(one: Figures, two: Figures, plain: list[flo
     assert losses == pytest.approx(two["train"][name]["losses"], rel=2e-2)
 
 
+@pytest.mark.parametrize("name", worker.MUON)
+def test_muon_moves_whole_matrices_at_every_stage_and_resumes_bitwise(two: Figures, one: Figures, name: str) -> None:
+    whole = one["muon"]["zero0_fp32"]["losses"]
+    assert max(abs(a / b - 1) for a, b in zip(whole, one["train"]["zero0_fp32"]["losses"], strict=True)) > 1e-3
+    for figures in (job["muon"][name] for job in (two, one) if name in job["muon"]):
+        assert figures["losses"] == pytest.approx(whole, rel=1e-6 if name in worker.FP32 else 2e-2)
+        assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
+        assert figures["same_end"] and figures["spoiled"] == {"overflow": True, "unchanged": True}
+
+
 @pytest.mark.parametrize("name", worker.RECOMPUTED)
 def test_activation_checkpointing_changes_no_bit(two: Figures, name: str) -> None:
     assert two["recomputed"][name] == two["train"][name]["losses"][:2]

@@ -19,13 +19,20 @@ from tests.pretrain.huggingface.test_modernbert import MODERN
 OPTIM = OptimConfig(lr=0.01, steps=9, warmup_steps=0, weight_decay=0.1, muon=True)
 
 
+def alone(parameters: list[nn.Parameter], matrices: tuple[int, ...], **numbers: float) -> MuonAndAdamW:
+    """The optimizer of one process, which holds whole parameters."""
+    own = MuonAndAdamW([{"params": parameters, "matrices": matrices}], **numbers)
+    own.orthogonal = lambda master, direction, matrices: orthogonalized(direction.view(*matrices))
+    return own
+
+
 @pytest.mark.parametrize("shape", [(24, 24), (24, 40), (40, 24)])
 def test_updates_are_those_of_pytorchs_muon(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, in bf16 as PyTorch's."""
     monkeypatch.setattr(muon, "bf16_is_faster", lambda: True)
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(values) for values in torch.randn(1, *shape).repeat(2, 1, 1))
-    own = MuonAndAdamW([{"params": [ours], "matrices": 1}], lr=0.02, weight_decay=0.1)
+    own = alone([ours], (1, *shape), lr=0.02, weight_decay=0.1)
     own.state[ours] = {"step": torch.zeros(()), "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)}
     other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
@@ -53,7 +60,7 @@ def test_stacked_matrices_move_as_if_each_were_a_parameter() -> None:
     together = [nn.Parameter(stacked.flatten(0, 1).clone())]
     apart = [nn.Parameter(matrix.clone()) for matrix in stacked]
     for parameters, matrices, gradients in ((together, 3, [gradient.flatten(0, 1)]), (apart, 1, [*gradient])):
-        own = MuonAndAdamW([{"params": parameters, "matrices": matrices}], lr=0.1)
+        own = alone(parameters, (matrices, 8, 8), lr=0.1)
         for parameter, grad in zip(parameters, gradients, strict=True):
             own.state[parameter] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
             parameter.grad = grad
@@ -68,7 +75,7 @@ def test_it_moves_the_matrices_of_the_layers_and_nothing_else(modern: bool) -> N
     assert all(decays(name) for name in moved)
     others = [name for name, _ in model.named_parameters() if name not in moved]
     assert all(".layer." not in name or not decays(name) for name in others)
-    assert {name.split(".")[-2]: parts for name, parts in moved.items() if parts > 1} == (
+    assert {name.split(".")[-2]: shape[0] for name, shape in moved.items() if shape[0] > 1} == (
         {"Wqkv": 3, "Wi": 2} if modern else {}
     )
     groups = parameter_groups(model, 0.01, muon=True)
@@ -79,7 +86,9 @@ def test_a_reloaded_state_takes_the_same_next_steps() -> None:
     def trained(state: object, steps: int) -> tuple[object, dict[str, torch.Tensor]]:
         torch.manual_seed(0)
         model = nn.ModuleDict({"encoder": nn.ModuleDict({"layer": nn.ModuleList([nn.Linear(8, 8)])})})
-        config = resolve(Path("zero0_fp32"), batch_size=1, world_size=1, device_type="cpu", optim=OPTIM)
+        config = resolve(
+            Path("zero0_fp32"), batch_size=1, world_size=1, device_type="cpu", clipping=OPTIM.gradient_clipping
+        )
         engine: Engine = Engine(model, parameter_groups(model, 0.1, muon=True), config, start_processes())
         if state:
             engine.load_full_state(state)

@@ -106,7 +106,7 @@ def test_matrices_and_embeddings_decay(name: str) -> None:
 
 
 def test_groups_have_the_learning_rate_scale_of_each_name() -> None:
-    groups = parameter_groups(TwoEncoders(), 0.01, lambda name: 0.5 if "embeddings." in name else 1.0)
+    groups = parameter_groups(TwoEncoders(), 0.01, lr_scale=lambda name: 0.5 if "embeddings." in name else 1.0)
     assert sorted((group["weight_decay"], group["lr_scale"]) for group in groups) == [
         (0.0, 0.5), (0.0, 1.0), (0.01, 0.5), (0.01, 1.0),
     ]  # fmt: skip

@@ -29,8 +29,15 @@ from tests.pretrain.training.test_plan import options
 def make_engine(model: Electra, **optim: object) -> Engine:
     """An engine of one process at stage 0, in fp32."""
     settings = OptimConfig.from_values({"lr": 1e-2, "steps": 10, "warmup_steps": 0, **optim})
-    config = resolve(values_of("zero0_fp32"), batch_size=3, world_size=1, device_type="cpu", optim=settings)
-    return Engine(model, parameter_groups(model, settings.weight_decay), config, start_processes())
+    config = resolve(
+        values_of("zero0_fp32"),
+        batch_size=3,
+        world_size=1,
+        device_type="cpu",
+        clipping=settings.gradient_clipping,
+    )
+    groups = parameter_groups(model, settings.weight_decay, settings.betas, settings.eps)
+    return Engine(model, groups, config, start_processes())
 
 
 def train(engine: Engine, batch: Batch, steps: range) -> list[float]:

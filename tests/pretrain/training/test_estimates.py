@@ -72,7 +72,13 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
 def test_the_heads_flops_and_scores_follow_the_masking_rate() -> None:
     plain = preset("small")
     more = with_overrides(plain, ["mask_rate=0.3"])
-    deepspeed = resolve(values_of("zero0_fp32"), batch_size=128, world_size=1, device_type="cpu", optim=plain.optim)
+    deepspeed = resolve(
+        values_of("zero0_fp32"),
+        batch_size=128,
+        world_size=1,
+        device_type="cpu",
+        clipping=plain.optim.gradient_clipping,
+    )
     one, at_15, at_30 = (
         flops_per_token(more.model, more.objective, VOCABULARY, 512, rate) for rate in (0.001, 0.15, 0.3)
     )
@@ -106,7 +112,9 @@ def test_separate_embeddings_add_look_ups_but_no_flops(batch: Batch) -> None:
 )
 def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_parameter: float) -> None:
     run = preset("base")
-    deepspeed = resolve(values_of(file), batch_size=64, world_size=4, device_type="cuda", optim=run.optim)
+    deepspeed = resolve(
+        values_of(file), batch_size=64, world_size=4, device_type="cuda", clipping=run.optim.gradient_clipping
+    )
     memory = memory_per_process(deepspeed, 4, 1000, run, VOCABULARY, 128, (8, 0))
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
@@ -211,7 +219,7 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
         kept = alive.bytes()
         loss.backward()
     values = values_of("zero1_fp16") | ({"activation_checkpointing": {}} if recomputes else {})
-    deepspeed = resolve(values, batch_size=2, world_size=1, device_type="cuda", optim=run.optim)
+    deepspeed = resolve(values, batch_size=2, world_size=1, device_type="cuda", clipping=run.optim.gradient_clipping)
     estimated = memory_per_process(deepspeed, 1, 0, run, 300, 32, (8, 0)).activations
     if recomputes:  # besides each layer's input, the tensors of the layer that is recomputed
         assert kept < estimated < alive.most

@@ -79,13 +79,6 @@ def test_the_batch_is_divided_among_the_launchers_processes(
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
 
 
-def test_muon_is_refused_where_zero_divides_matrices(shards_folder: Path, tmp_path: Path) -> None:
-    given = {"set": ("optim.muon=true",), "deepspeed_config": "zero0_fp32"}
-    assert make_plan(options(shards_folder, tmp_path, **given)).run.optim.muon
-    with pytest.raises(ConfigError, match=r"^optim\.muon: got true at ZeRO stage 1, .* --deepspeed_config zero0_fp32$"):
-        make_plan(options(shards_folder, tmp_path, **given | {"deepspeed_config": "zero1_fp32"}))
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -88,7 +88,7 @@ def train(
         batch_size=BATCH_SIZE,
         world_size=world.world_size,
         device_type=world.device.type,
-        optim=run.optim,
+        clipping=run.optim.gradient_clipping,
     )
     if resolved.stage == 3:  # not a setting: by default such small parameters are not partitioned
         resolved.json["zero_optimization"]["stage3_param_persistence_threshold"] = 0
