@@ -69,7 +69,7 @@ class MuonAndAdamW(torch.optim.AdamW):
                     nesterov = master.grad.lerp(momentum, MOMENTUM)
                     rate = SIZE * group["lr"] * max(group["matrices"][1:]) ** 0.5
                     master.mul_(1 - group["lr"] * group["weight_decay"])
-                    master.add_(self.orthogonal(master, nesterov, group["matrices"]).view_as(master), alpha=-rate)
+                    master.add_(self.orthogonal(master, nesterov, group["matrices"]).reshape(master.shape), alpha=-rate)
                     self.state[master]["step"] += 1
         self.param_groups = [group for group in groups if not group.get("matrices")]
         super().step()

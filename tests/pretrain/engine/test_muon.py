@@ -56,16 +56,16 @@ def test_a_matrix_becomes_nearly_orthogonal_and_keeps_its_singular_vectors(shape
 
 def test_stacked_matrices_move_as_if_each_were_a_parameter() -> None:
     torch.manual_seed(0)
-    stacked, gradient = torch.randn(3, 8, 8), torch.randn(3, 8, 8)
+    stacked, gradient = torch.randn(3, 12, 8), torch.randn(3, 12, 8)
     together = [nn.Parameter(stacked.flatten(0, 1).clone())]
     apart = [nn.Parameter(matrix.clone()) for matrix in stacked]
     for parameters, matrices, gradients in ((together, 3, [gradient.flatten(0, 1)]), (apart, 1, [*gradient])):
-        own = alone(parameters, (matrices, 8, 8), lr=0.1)
+        own = alone(parameters, (matrices, 12, 8), lr=0.1)
         for parameter, grad in zip(parameters, gradients, strict=True):
             own.state[parameter] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
             parameter.grad = grad
         own.step()
-    assert torch.equal(together[0].view(3, 8, 8), torch.stack(apart))
+    assert torch.equal(together[0].view(3, 12, 8), torch.stack(apart))
 
 
 @pytest.mark.parametrize("modern", [False, True])
