@@ -3,7 +3,7 @@
     python finetune/score.py exported/base sentences.txt > words.tsv
     echo "The cat sat on the mat." | python finetune/score.py runs/base - --format json
 
-The input has one sentence per line. The output has a line per word, which spaces separate: sentence number, word,
+The input has one sentence per line. The output has a line per word, which spaces separate: line number, word,
 log-likelihood in nats, surprisal in bits; with `--format json` an object per sentence, which also has their sums. A sum
 over a sentence is a pseudo-log-likelihood: a product of the words' probabilities given all others is not a probability
 of the sentence.
@@ -31,7 +31,7 @@ class ScoreOptions(StrictConfig):
     input: Annotated[str, POSITIONAL]
     """file with one sentence per line; - is standard input"""
     score: Literal["discriminator", "generator", "likelihood"] = "likelihood"
-    """as for blimp.py; the discriminator's is the log-probability that a word was not replaced"""
+    """log p from both models, log p_G with each token masked in turn, or the discriminator's log P(original)"""
     generator: str | None = None
     """generator of the model, if not inside its folder"""
     mask_share: float | None = Field(default=None, gt=0, lt=1)
@@ -50,6 +50,8 @@ def lines(options: ScoreOptions) -> Iterator[str]:
     from finetune.scoring import open_scorer
 
     scorer = open_scorer(options.model, (options.score,), options.generator, options.mask_share)
+    if options.score == "discriminator" != scorer.kinds[0]:
+        raise ConfigError(f"score: got discriminator, but {options.model} is a masked language model; leave it out")
     given = enumerate(read_text(options.input).split("\n"), 1)
     sentences = {number: line.rstrip("\r") for number, line in given if line.strip()}
     scores = scorer.scores(sentences.values()) if sentences else {}

@@ -131,8 +131,8 @@ class Scorer(NamedTuple):
         positions = min(model["electra"].config.max_position_embeddings for model in models)
         if len(tokens[longest]) > positions:
             raise ConfigError(
-                f"data: {shown(longest)} has {len(tokens[longest])} tokens; expected at most {positions}, the positions"
-                f" of {self.name}; leave it out"
+                f"sentence: {shown(longest)} has {len(tokens[longest])} tokens; expected at most {positions}, the"
+                f" positions of {self.name}; leave it out"
             )
         scores: dict[tuple[int, ...], dict[Kind, np.ndarray]] = {}
         device = next(models[0].parameters()).device
@@ -242,8 +242,8 @@ def open_scorer(
         raise ConfigError(f"generator: {inside} is not a masked language model with the vocabulary of {name}; name one")
     if sampling and sampling.objective != P_G and "sampling_head" not in second:
         print_warning(
-            f"{name} was trained with {sampling.objective}, and its sampling head is missing: its likelihood is that of"
-            " replacements drawn from p_G",
+            f"{name} was trained with {sampling.objective}, whose sampler {inside} does not hold: its likelihood"
+            " assumes replacements drawn from p_G",
             to=sys.stderr,
         )
     return Scorer(label, first, second, sampling, tokenizer, tuple(kinds))

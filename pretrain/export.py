@@ -4,7 +4,8 @@
 
 OUT holds the discriminator (`ElectraForPreTraining`) with the tokenizer and a model card; OUT/generator holds the
 generator (`ElectraForMaskedLM`). Weights are safetensors. A run with objective `mlm` has only one model, an
-`ElectraForMaskedLM` in OUT. Models with relative position carry their own code:
+`ElectraForMaskedLM` in OUT. A modern encoder leaves as stock `ModernBertForTokenClassification` and
+`ModernBertForMaskedLM`. Models with relative position carry their own code:
 `AutoModel.from_pretrained(OUT, trust_remote_code=True)` loads them.
 """
 

@@ -81,8 +81,7 @@ def _hub_dataset(data_dir: str) -> str | None:
 
 def _paths(task: GlueTask, data_dir: str, split: str) -> list[Path]:
     """Returns the possible paths of a split's file."""
-    names = AX_FILES if task is AX else [f"{task.name}/{split}"]
-    return [Path(data_dir) / f"{name}.tsv" for name in names]
+    return [Path(data_dir) / f"{name}.tsv" for name in (AX_FILES if task is AX else [f"{task.name}/{split}"])]
 
 
 def read_rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Iterator[tuple[int, Row | str]]:

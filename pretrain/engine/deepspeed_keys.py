@@ -103,7 +103,7 @@ class DeepSpeedConfig(Section):
 
 REFUSED_KEYS = {
     "optimizer": "the run creates its own: set optim.lr, optim.betas, optim.weight_decay and optim.muon",
-    "scheduler": "the run owns the learning rate: set optim.lr, optim.warmup_steps and optim.steps",
+    "scheduler": "the run owns the learning rate: set optim.lr, optim.schedule, optim.warmup_steps and optim.steps",
     "steps_per_print": "the run prints its own lines: set log_every",
     "checkpoint": "the run writes its own checkpoints: set checkpoint_every, keep_checkpoints and keep_every",
     "tensorboard": "the run writes its own TensorBoard log",

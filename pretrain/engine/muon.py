@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from foundation.machine import bf16_is_faster
 
-MOMENTUM, STEPS = 0.95, 5
+MOMENTUM, ITERATIONS = 0.95, 5
 """Decay of the momentum, and Newton-Schulz iterations (Jordan et al.)."""
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of x, x^3 and x^5 in an iteration (Jordan et al.)."""
-SIZE = 0.2
+UPDATE_RMS = 0.2
 """Root mean square of AdamW's updates (Liu et al., section 2.2)."""
-PARTS = {"Wqkv.weight": 3, "Wi.weight": 2}
+STACKED = {"Wqkv.weight": 3, "Wi.weight": 2}
 """Matrices that a parameter of the modern encoder stacks: query, key and value; input and gate."""
 
 
@@ -27,7 +27,7 @@ def moved_by_muon(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields the name of each parameter that Muon moves, and the shape (P, N, M) of the matrices in it."""
     for name, parameter in model.named_parameters():
         if ".layer." in name and parameter.dim() == 2:
-            matrices = next((parts for end, parts in PARTS.items() if name.endswith(end)), 1)
+            matrices = next((parts for end, parts in STACKED.items() if name.endswith(end)), 1)
             yield name, (matrices, parameter.shape[0] // matrices, parameter.shape[1])
 
 
@@ -42,7 +42,7 @@ def orthogonalized(matrix_PNM: Tensor) -> Tensor:
     x_PNM = x_PNM.mT if tall else x_PNM
     x_PNM = x_PNM / x_PNM.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = QUINTIC
-    for _ in range(STEPS):
+    for _ in range(ITERATIONS):
         gram_PNN = x_PNM @ x_PNM.mT
         update_PNN = torch.baddbmm(gram_PNN, gram_PNN, gram_PNN, beta=b, alpha=c)
         x_PNM = torch.baddbmm(x_PNM, update_PNN, x_PNM, beta=a)
@@ -50,14 +50,14 @@ def orthogonalized(matrix_PNM: Tensor) -> Tensor:
 
 
 class MuonAndAdamW(torch.optim.AdamW):
-    """AdamW that moves the parameters of groups with `matrices`, the shape (P, N, M) of each of them, by Muon instead.
+    """AdamW, except for groups with nonempty `matrices`, which Muon updates; `exp_avg` is their momentum.
 
-    `exp_avg` is their momentum; `exp_avg_sq` stays 0. Under ZeRO the tensors updated here are parts of many parameters:
-    `orthogonal` takes one of them, its new direction and `matrices`, and returns the direction with each matrix
-    orthogonalized.
+    `matrices` is the shape (P, N, M) of each parameter in the group. `exp_avg_sq` of such groups stays 0.
     """
 
     orthogonal: Callable[[Tensor, Tensor, Sequence[int]], Tensor]
+    """Set by the back end: given a master, its direction and `matrices`, returns the direction with each matrix
+    orthogonalized, for the part of it that the master holds."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -67,7 +67,7 @@ class MuonAndAdamW(torch.optim.AdamW):
                 if master.grad is not None:
                     momentum = self.state[master]["exp_avg"].lerp_(master.grad, 1 - MOMENTUM)
                     nesterov = master.grad.lerp(momentum, MOMENTUM)
-                    rate = SIZE * group["lr"] * max(group["matrices"][1:]) ** 0.5
+                    rate = UPDATE_RMS * group["lr"] * max(group["matrices"][1:]) ** 0.5
                     master.mul_(1 - group["lr"] * group["weight_decay"])
                     master.add_(self.orthogonal(master, nesterov, group["matrices"]).reshape(master.shape), alpha=-rate)
                     self.state[master]["step"] += 1

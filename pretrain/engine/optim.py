@@ -14,7 +14,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(StrictConfig):
-    """AdamW with decoupled weight decay, and the schedule of the learning rate."""
+    """AdamW, or Muon and AdamW, with decoupled weight decay, and the schedule of the learning rate."""
 
     lr: float = Field(ge=1e-30, le=1e30)
     """Peak learning rate (paper: 5e-4 small, 1e-4 base)."""
@@ -47,10 +47,9 @@ class OptimConfig(StrictConfig):
     def _decay_follows_warmup(self) -> "OptimConfig":
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps: got {self.warmup_steps}, expected fewer than steps ({self.steps})")
-        if self.schedule == "linear" and self.decay_steps:
-            raise ValueError(
-                f"decay_steps: got {self.decay_steps} with schedule linear; set schedule=wsd, or leave it out"
-            )
+        for name in ("decay_steps", "decay_shape", "final_scale"):
+            if self.schedule == "linear" and (given := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: got {given} with schedule linear; set schedule=wsd, or leave it out")
         if self.decay_steps > (left := self.steps - self.warmup_steps):
             raise ValueError(
                 f"decay_steps: got {self.decay_steps}, expected at most {left}, the steps after the warm-up"
@@ -60,9 +59,7 @@ class OptimConfig(StrictConfig):
         return self
 
     def rate(self, updates: int) -> float:
-        """Returns the learning rate of the next update after so many; it depends on nothing else, so a resume needs no
-        stored state.
-        """
+        """Returns the learning rate of the update that follows `updates` updates; a resume needs no other state."""
         if self.schedule == "linear":
             return learning_rate(updates, base=self.lr, warmup_steps=self.warmup_steps, total_steps=self.steps)
         rising = min(1.0, (updates + 1) / max(1, self.warmup_steps))

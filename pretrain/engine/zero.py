@@ -83,7 +83,10 @@ class DeepSpeed(Backend):
 
     @abstractmethod
     def orthogonal(self, master: Tensor, direction_S: Tensor, matrices: Sequence[int]) -> Tensor:
-        """Orthogonalizes the matrices of which each rank holds parts, S values; returns this rank's. Collective."""
+        """Gathers the direction from all ranks, orthogonalizes its matrices, and returns this rank's part, S values.
+
+        Collective.
+        """
 
     def all_parts(self, part_S: Tensor) -> Tensor:
         """Returns the parts of all ranks, one after the other, on the device. Collective."""

@@ -44,8 +44,9 @@ class ModernConfig(EncoderSizes):
     window: int = 128
     """Width of the window: half of it on each side of a token."""
     global_theta: float = 10_000.0
-    """Longest wavelength of the rotation over 2 pi, in layers that attend to all tokens."""
+    """Base theta of the rotary frequencies theta^(-2j/D), in layers that attend to all tokens."""
     local_theta: float = 10_000.0
+    """The same, in layers with a window."""
 
     def sees_all(self, layer: int) -> bool:
         return layer % self.global_every == 0
@@ -78,7 +79,7 @@ class WordEmbeddings(TokenEmbeddings):
 
 
 class DisentangledWords(Disentangled, WordEmbeddings):
-    """`Disentangled` words."""
+    """A discriminator's word embeddings under gradient-disentangled sharing: E_D = sg(E_G) + Delta."""
 
     def forward(self, input_ids_BL: Tensor) -> Tensor:
         with torch.no_grad():

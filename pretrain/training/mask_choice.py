@@ -46,14 +46,15 @@ class MaskChoice:
         self._batches.weight_V = weights(self._known_2V, self._exponent)
 
     def saved(self) -> list[list[list[float]]]:
-        """Returns the `token_losses` of a checkpoint. Collective."""
+        """Returns the `token_losses` of a checkpoint: older sums, and recent ones in units of 1 / UNIT. Collective."""
         return [self._known_2V.tolist(), self._engine.sum_over_ranks(self._recent_2V.clone()).tolist()]
 
 
 def weights(known_2V: np.ndarray, exponent: float) -> np.ndarray:
-    """Returns (a / mean)^exponent in units of 1 / UNIT, int64 [V], given sums and numbers of losses a.
+    """Returns (a / mean)^exponent in units of 1 / UNIT, int64 [V], where a is a token's mean loss.
 
-    A token without losses weighs as the mean. The bound keeps the weight of the longest sequence below 2^63.
+    `known_2V` holds sums and numbers of losses. A token without losses weighs as the mean. The bound keeps the weight
+    of the longest sequence below 2^63.
     """
     sum_V, number_V = known_2V
     at_mean_V = number_V * (sum_V.sum() / max(number_V.sum(), 1.0))

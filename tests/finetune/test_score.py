@@ -3,14 +3,17 @@
 import io
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from transformers import ElectraConfig, ElectraForMaskedLM
 
 from finetune.score import ScoreOptions, main
 from finetune.scoring import open_scorer
 from foundation.command_line import run_command
+from foundation.config import ConfigError
 
 TEXT = "word1 Word2, good\n\n  bad\tword3. \r\n"
 
@@ -48,6 +51,15 @@ def test_an_empty_input_gives_no_words(stock_model: Path, tmp_path: Path, capsys
     (tmp_path / "empty").touch()
     main(ScoreOptions(model=str(stock_model), input=str(tmp_path / "empty"), score="discriminator"))
     assert capsys.readouterr().out == "sentence\tword\tlog_likelihood\tsurprisal\n"
+
+
+def test_a_masked_language_model_has_no_score_by_discriminator(stock_model: Path, tmp_path: Path) -> None:
+    generator = tmp_path / "generator"
+    shutil.copytree(stock_model, generator)
+    ElectraForMaskedLM(ElectraConfig.from_pretrained(stock_model)).save_pretrained(generator)
+    (tmp_path / "text.txt").write_text(TEXT)
+    with pytest.raises(ConfigError, match=r"score: got discriminator, but .* is a masked language model"):
+        main(ScoreOptions(model=str(generator), input=str(tmp_path / "text.txt"), score="discriminator"))
 
 
 def test_a_missing_file_is_named(

@@ -233,7 +233,7 @@ def test_a_missing_sampling_head_is_said(
     assert not capsys.readouterr().err
     (out / "generator" / SAMPLING_HEAD).unlink()
     open_scorer(str(out), ("likelihood",))
-    assert re.search(r"trained with hp_loss, and its sampling head is missing: .* from p_G", capsys.readouterr().err)
+    assert re.search(r"trained with hp_loss, whose sampler \S+ does not hold: .* from p_G", capsys.readouterr().err)
 
 
 def test_a_masked_language_models_likelihood_is_its_own(stock_generator: Path) -> None:

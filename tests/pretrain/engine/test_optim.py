@@ -140,6 +140,8 @@ def test_a_decay_falls_from_the_rate_to_its_final_share(shape: str) -> None:
     ("settings", "expected"),
     [
         ({"decay_steps": 5}, "decay_steps: got 5 with schedule linear"),
+        ({"decay_shape": "linear"}, "decay_shape: got linear with schedule linear"),
+        ({"final_scale": 0.1}, "final_scale: got 0.1 with schedule linear"),
         ({"schedule": "wsd", "decay_steps": 91}, "decay_steps: got 91, expected at most 90"),
     ],
 )

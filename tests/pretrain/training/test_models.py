@@ -1,6 +1,7 @@
 """Claims about a run's initial model; test_evaluate.py covers loading a trained one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,8 @@ def run_of(shards_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Obj
     which one overflowed; with `tokens`, the run knows only so many of the data's.
     """
 
-    def write(objective: str, tokens: int = 300) -> tuple[Path, Objective]:
-        run = with_overrides(with_objective(PRESETS["tiny"], objective), ["seed=5"])
+    def write(objective: str, tokens: int = 300, preset: str = "tiny") -> tuple[Path, Objective]:
+        run = with_overrides(with_objective(PRESETS[preset], objective), ["seed=5"])
         description = describe(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
         model = build_model(description)
         weights, *moments = (
@@ -181,6 +182,21 @@ def test_moments_of_added_positions_repeat_as_the_positions_do(
         for name, tensor in theirs.items():
             longer = name.endswith("position_embeddings.weight")
             assert torch.equal(ours[name], torch.cat([tensor, tensor[:188]]) if longer else tensor), name
+
+
+def test_a_second_phase_on_longer_sequences_changes_only_the_base_of_rotary_positions(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("hp_loss", preset="modern_tiny")
+    given = {"preset": "modern_tiny", "set": ("model.max_positions=8192", "model.global_theta=160000")}
+    started = start_from(shards_folder, run, **given)
+    config = started.discriminator.config
+    assert config == replace(trained.discriminator.config, max_position_embeddings=8192, global_theta=160_000.0)
+    assert all(torch.equal(started.state_dict()[name], weight) for name, weight in trained.state_dict().items())
+    state, saved = kept_from(shards_folder, run, **given)
+    assert all(
+        torch.equal(state.moments[key][name], saved.moments[key][name]) for key in MOMENTS for name in saved.weights
+    )
 
 
 def test_moments_of_new_tokens_are_zero(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
