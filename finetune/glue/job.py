@@ -235,5 +235,4 @@ def submission(task: GlueTask, indices: Iterable[str], predicted: np.ndarray) ->
         task.classes[int(value)] if task.classes else f"{task.max_score * min(max(value, 0.0), 1.0):.3f}"
         for value in predicted.tolist()
     ]
-    lines = (f"{index}\t{label}\n" for index, label in zip(indices, labels, strict=True))
-    return "".join(("index\tprediction\n", *lines))
+    return "".join("\t".join(row) + "\n" for row in (("index", "prediction"), *zip(indices, labels, strict=True)))

@@ -94,8 +94,7 @@ def resolve(
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": clipping,
         "timers": {"throughput": {"enabled": False}},  # DeepSpeed's timer waits for the GPU at every micro-batch
-        "zero_allow_untested_optimizer": True,  # the back ends create their own
-        "zero_force_ds_cpu_optimizer": False,
+        "zero_force_ds_cpu_optimizer": False,  # the back ends create their own
     }
     return EngineConfig(
         values,

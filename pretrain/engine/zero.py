@@ -29,6 +29,8 @@ import deepspeed.utils as sharded
 
 from pretrain.engine.deepspeed_patches import patch_modules, patch_optimizer
 
+deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS.append(MuonAndAdamW)  # else it warns at every start
+
 Groups = Sequence[Mapping[str, Any]]
 """The optimizer's parameter groups."""
 SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

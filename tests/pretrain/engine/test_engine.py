@@ -183,7 +183,7 @@ def test_a_value_is_shared_from_the_first_rank(two: Figures) -> None:
 def test_deepspeed_prints_nothing_between_our_lines(folder: Path) -> None:
     for ranks in (1, 2):
         said = (folder / f"output-{ranks}").read_text()
-        assert "INFO" not in said and "Warning" not in said
+        assert not any(word in said for word in ("INFO", "Warning", "untested"))
 
 
 def make_engine(model: nn.Module) -> Engine:
