@@ -55,9 +55,11 @@ class MuonAndAdamW(torch.optim.AdamW):
     `matrices` is the shape (P, N, M) of each parameter in the group. `exp_avg_sq` of such groups stays 0.
     """
 
-    orthogonal: Callable[[Tensor, Tensor, Sequence[int]], Tensor]
-    """Set by the back end: given a master, its direction and `matrices`, returns the direction with each matrix
-    orthogonalized, for the part of it that the master holds."""
+    orthogonal: Callable[[Tensor, Tensor, Sequence[int]], Tensor] = staticmethod(
+        lambda master, direction, matrices: orthogonalized(direction.view(*matrices))
+    )
+    """Given a master, its direction and `matrices`, returns the direction with each matrix orthogonalized. Where a
+    master is not a whole parameter, the back end replaces this."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

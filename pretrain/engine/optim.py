@@ -129,7 +129,13 @@ def parameter_groups(
         kind = weight_decay if decays(name) else 0.0, lr_scale(name), moved.get(name, ())
         groups.setdefault(kind, []).append(parameter)
     return [
-        {"params": parameters, "betas": betas, "eps": eps}
-        | {"weight_decay": decay, "lr_scale": scale, "matrices": matrices}
+        {
+            "params": parameters,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": decay,
+            "lr_scale": scale,
+            "matrices": matrices,
+        }
         for (decay, scale, matrices), parameters in groups.items()
     ]

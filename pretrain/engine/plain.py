@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
-from pretrain.engine.muon import MuonAndAdamW, orthogonalized
+from pretrain.engine.muon import MuonAndAdamW
 from pretrain.job.processes import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -85,7 +85,6 @@ class Plain(Backend):
     ) -> None:
         self.world, self.module = world, model.to(world.device)
         self.adam = MuonAndAdamW([{**group} for group in parameter_groups], fused=True)
-        self.adam.orthogonal = lambda master, direction, matrices: orthogonalized(direction.view(*matrices))
         self.masters = [*model.parameters()]
         self._micro_batches, self._largest_norm = (
             config.accumulation_steps,

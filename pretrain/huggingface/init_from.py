@@ -34,11 +34,11 @@ from pretrain.model.encoder import EncoderSizes
 
 WORDS = "electra.embeddings.word_embeddings.weight"
 OUTPUT_MATRIX = "generator_lm_head.weight"
-WITHOUT_WEIGHTS = (
+MAY_DIFFER = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init"),
     *("global_theta", "local_theta"),
 )
-"""Fields that may differ from the models': dropout, initialization, and rotary bases, which a second phase raises."""
+"""Fields in which a run may differ from the models: dropout, initialization, and rotary bases, for longer sequences."""
 KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global_theta", "local_theta")
 """Fields, of either kind of encoder, that the run takes from the models, since the weights were trained with them."""
 PROBE = "\u00c9cole \u4e2d\u6587"
@@ -200,7 +200,7 @@ def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path
         for donor in donors
         for field, ours in vars(encoders[-1 if donor.role == "discriminator" else 0]).items()
         if (theirs := getattr(donor.config, field)) != ours
-        and field not in WITHOUT_WEIGHTS
+        and field not in MAY_DIFFER
         and not (field == "vocab_size" and donor.has_tokenizer)  # its tokens are compared below
         and not (field == "max_position_embeddings" and theirs < ours)
     ]

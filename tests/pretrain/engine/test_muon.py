@@ -19,20 +19,13 @@ from tests.pretrain.huggingface.test_modernbert import MODERN
 OPTIM = OptimConfig(lr=0.01, steps=9, warmup_steps=0, weight_decay=0.1, muon=True)
 
 
-def alone(parameters: list[nn.Parameter], matrices: tuple[int, ...], **numbers: float) -> MuonAndAdamW:
-    """The optimizer of one process, which holds whole parameters."""
-    own = MuonAndAdamW([{"params": parameters, "matrices": matrices}], **numbers)
-    own.orthogonal = lambda master, direction, matrices: orthogonalized(direction.view(*matrices))
-    return own
-
-
 @pytest.mark.parametrize("shape", [(24, 24), (24, 40), (40, 24)])
 def test_updates_are_those_of_pytorchs_muon(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, in bf16 as PyTorch's."""
     monkeypatch.setattr(muon, "bf16_is_faster", lambda: True)
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(values) for values in torch.randn(1, *shape).repeat(2, 1, 1))
-    own = alone([ours], (1, *shape), lr=0.02, weight_decay=0.1)
+    own = MuonAndAdamW([{"params": [ours], "matrices": (1, *shape)}], lr=0.02, weight_decay=0.1)
     own.state[ours] = {"step": torch.zeros(()), "exp_avg": torch.zeros(shape), "exp_avg_sq": torch.zeros(shape)}
     other = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
@@ -60,7 +53,7 @@ def test_stacked_matrices_move_as_if_each_were_a_parameter() -> None:
     together = [nn.Parameter(stacked.flatten(0, 1).clone())]
     apart = [nn.Parameter(matrix.clone()) for matrix in stacked]
     for parameters, matrices, gradients in ((together, 3, [gradient.flatten(0, 1)]), (apart, 1, [*gradient])):
-        own = alone(parameters, (matrices, 12, 8), lr=0.1)
+        own = MuonAndAdamW([{"params": parameters, "matrices": (matrices, 12, 8)}], lr=0.1)
         for parameter, grad in zip(parameters, gradients, strict=True):
             own.state[parameter] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
             parameter.grad = grad
