@@ -21,13 +21,18 @@ STAGES: dict[Stage, str] = {
     "f": "study",
 }
 SHAPES = {
-    "cuda": (("base", 512, 32), ("small", 128, 128), ("small", 512, 128), ("base", 128, 128)),
+    "cuda": (("base", 512, 32), ("small", 128, 128), ("modern_base", 512, 32), ("small", 512, 128)),
     "cpu": (("tiny", 32, 2),),
 }
 """Preset, length and batch size (large enough to keep a large GPU busy), the most informative first."""
 STEPS = {"cuda": "10", "cpu": "1"}
 CONTENDERS = {
-    "cuda": (("hp_loss", "eager", "compiled"), ("hp_loss", "eager", "electra", "compiled"), ("hp_loss",), ("hp_loss",)),
+    "cuda": (
+        ("hp_loss", "eager", "compiled"),
+        ("hp_loss", "eager", "electra", "compiled"),
+        ("hp_loss", "eager"),
+        ("hp_loss",),
+    ),
     "cpu": (("hp_loss", "electra", "eager"),),  # compiling takes a minute
 }
 """Contenders for each shape, in order; they run one after another because a GPU's memory would not hold them all."""
@@ -124,9 +129,9 @@ def all_parts(options: GpuOptions) -> Iterator[Part]:
         limit = LIMIT if device == "cpu" else 150 if name == "compiled" else 75
         needs = ("deepspeed", "transformers")
         yield Part("b", f"step {preset} {length} {name}", command, limit, needs, warm_up=True)
-    for preset, length, _ in SHAPES[device][:2]:
+    for preset, length, _ in SHAPES[device][:3]:
         yield part("c", f"ablation {preset} {length}", 100, "deepspeed")
-    for preset, length, _ in SHAPES[device][:2]:
+    for preset, length, _ in SHAPES[device][:3]:
         yield part("d", f"profile {preset} {length}", 40, "deepspeed")
     for precision in precisions:
         yield part("e", f"training {precision}", 80, "data", *needed(precision))

@@ -18,6 +18,7 @@ from pretrain.model import cpu_ops, ops
 from pretrain.presets import preset, with_objective
 
 LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005
+PRESETS = {"cuda": {"electra": "small", "modern": "modern_17m"}, "cpu": {"electra": "tiny", "modern": "modern_tiny"}}
 PLAIN = {name: value for name, value in vars(ops).items() if isfunction(value)}
 """The plain PyTorch operations by name; faster ones replace them when an engine starts."""
 
@@ -57,7 +58,7 @@ class Setting(NamedTuple):
 
 
 def setting(device: str) -> Setting:
-    """Returns the setting: preset small on a GPU, tiny on a CPU, and no dropout, since its draws differ by device.
+    """Returns the setting, with preset small on a GPU and tiny on a CPU.
 
     Raises:
         RuntimeError: the device does not exist.
@@ -65,18 +66,24 @@ def setting(device: str) -> Setting:
     world = start_processes()
     if world.device.type != device:
         raise RuntimeError(f"device: asked for {device}, found {world.device.type}")
-    run = preset("small" if device == "cuda" else "tiny")
-    run = with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
+    run = without_dropout(device, "electra")
     if device == "cuda":
         return Setting(world.device, world, run, VOCABULARY, 16, 128)
     cpu_ops.use()
     return Setting(world.device, world, run, 500, 8, 128)  # enough word pieces for a plain sum in bf16 to go wrong
 
 
-def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
+def without_dropout(device: str, backbone: str) -> RunConfig:
+    """Returns a run of the device's preset; dropout's draws would differ by device."""
+    run = preset(PRESETS[device][backbone])
+    return with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
+
+
+def new_model(where: Setting, objective: str = "hp_loss", backbone: str = "electra") -> Electra:
     """Returns an fp32 model with the same weights each time; the sampling head's are random, not the usual zeros."""
     torch.manual_seed(0)
-    model = fresh_model(with_objective(where.run, objective), where.vocabulary)
+    run = without_dropout(where.device.type, backbone)
+    model = fresh_model(with_objective(run, objective), where.vocabulary)
     for name, parameter in model.named_parameters():
         if name.startswith("sampler_"):
             nn.init.normal_(parameter, std=0.05)

@@ -18,7 +18,7 @@ from pretrain.presets import ROWS, preset, with_objective, with_row
 Name = Annotated[str, Field(min_length=1, max_length=80)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Override = Annotated[str, Field(pattern=r"^[\w.]+=\S+$")]
-Preset = Literal["tiny", "small", "base", "modern_tiny", "modern_17m"]
+Preset = Literal["tiny", "small", "base", "modern_tiny", "modern_17m", "modern_base"]
 
 
 class Row(StrictConfig):

@@ -41,6 +41,7 @@ MISSED = 2e-6
 pytestmark = pytest.mark.gpu
 by_precision = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 by_objective = pytest.mark.parametrize("objective", ("electra", "hp_loss", "hp_dist"))
+by_backbone = pytest.mark.parametrize("backbone", ("electra", "modern"))
 
 
 @pytest.fixture(scope="session")
@@ -111,10 +112,13 @@ def loss_and_gradient(model: nn.Module, batch: Batch, scale: float = 1.0) -> tup
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "fp16"))
+@by_backbone
 @by_objective
-def test_half_precision_has_the_loss_and_gradient_of_fp32(where: Setting, objective: str, dtype: torch.dtype) -> None:
+def test_half_precision_has_the_loss_and_gradient_of_fp32(
+    where: Setting, objective: str, backbone: str, dtype: torch.dtype
+) -> None:
     """Loss and gradient in half precision against fp32, both from the same rounded weights."""
-    model, reference = (new_model(where, objective).to(dtype) for _ in range(2))
+    model, reference = (new_model(where, objective, backbone).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
     with Plainly():
         expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
@@ -122,10 +126,13 @@ def test_half_precision_has_the_loss_and_gradient_of_fp32(where: Setting, object
 
 
 @by_precision
+@by_backbone
 @by_objective
-def test_this_device_has_the_loss_and_gradient_of_the_cpu(gpu: Setting, objective: str, dtype: torch.dtype) -> None:
+def test_this_device_has_the_loss_and_gradient_of_the_cpu(
+    gpu: Setting, objective: str, backbone: str, dtype: torch.dtype
+) -> None:
     """Loss and gradient on this device against the CPU in fp32, both from the same rounded weights."""
-    model, reference = (new_model(gpu, objective).to(dtype) for _ in range(2))
+    model, reference = (new_model(gpu, objective, backbone).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(gpu), LOSS_SCALE if dtype == torch.float16 else 1.0)
     cpu = torch.device("cpu")
     with Plainly():
@@ -133,14 +140,15 @@ def test_this_device_has_the_loss_and_gradient_of_the_cpu(gpu: Setting, objectiv
     assert max(off(loss.cpu(), expected_loss), off(gradient.cpu(), expected)) <= roundings(dtype)
 
 
+@by_backbone
 @by_objective
-def test_compiled_layers_have_the_loss_and_gradient_of_eager_ones(gpu: Setting, objective: str) -> None:
+def test_compiled_layers_have_the_loss_and_gradient_of_eager_ones(gpu: Setting, objective: str, backbone: str) -> None:
     """Loss and gradient with compiled layers (`--compile`) against eager mode, in fp32."""
-    compiled = new_model(gpu, objective)
+    compiled = new_model(gpu, objective, backbone)
     compile_layers(compiled)
     loss, gradient = loss_and_gradient(compiled, new_batch(gpu))
     with Plainly():
-        expected_loss, expected = loss_and_gradient(new_model(gpu, objective), new_batch(gpu))
+        expected_loss, expected = loss_and_gradient(new_model(gpu, objective, backbone), new_batch(gpu))
     assert max(off(loss, expected_loss), off(gradient, expected)) <= roundings(torch.float32)
 
 
@@ -292,13 +300,14 @@ def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str,
     assert off(torch.stack(ours).float(), torch.stack(expected)) <= roundings(engine.dtype)
 
 
+@by_backbone
 @pytest.mark.parametrize("config", ("zero0_fp32", "zero1_bf16", "zero1_fp16"))
-def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(gpu: Setting, config: str) -> None:
+def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(gpu: Setting, config: str, backbone: str) -> None:
     if "zero0" not in config:
         pytest.importorskip("deepspeed")
     batch, results = new_batch(gpu).to(gpu.device, counts=True), []
     for graphed in (False, True):
-        engine = gentle_engine(gpu, new_model(gpu), config)
+        engine = gentle_engine(gpu, new_model(gpu, backbone=backbone), config)
         if graphed:
             replay_micro_batches(engine.module, batch)
         for step in range(ENGINE_STEPS):
