@@ -12,6 +12,7 @@ from bench.batches import random_batch
 from pretrain.data.batches import Batch
 from pretrain.engine.graphs import WARM_UPS, Replay, ReplayLoss, replay_micro_batches
 from tests.pretrain.conftest import SMALL_MODEL, new_model
+from tests.pretrain.huggingface.test_modernbert import MODERN
 
 
 def test_gradients_add_up_although_each_replay_overwrites_the_last_ones() -> None:
@@ -72,6 +73,20 @@ def test_nothing_of_the_captured_graph_of_autograd_is_kept(batch: Batch, monkeyp
     replay_micro_batches(model, batch.to(torch.device("cpu"), counts=True))
     gc.collect()
     assert len(seen) == WARM_UPS + 1 and not any(loss() is not None for loss in seen)
+
+
+@pytest.mark.parametrize("sizes", [SMALL_MODEL, MODERN], ids=["electra", "modern"])
+def test_after_a_capture_the_model_has_its_own_parameters(
+    sizes: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the optimizer and DeepSpeed, which have the model's own, would miss gradients of steps without a replay."""
+    monkeypatch.setattr(torch, "cuda", MagicMock())
+    model = new_model("hp_loss", sizes)
+    own = [*model.parameters()]
+    replay_micro_batches(model, batch.to(torch.device("cpu"), counts=True))
+    assert all(one is other for one, other in zip(model.parameters(), own, strict=True))
+    places = [parameter for module in model.modules() for parameter in module.parameters(recurse=False)]
+    assert len({*places}) == len(places)  # one in two modules would be replaced in one of them only
 
 
 @pytest.mark.gpu
