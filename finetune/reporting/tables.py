@@ -18,7 +18,12 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
 
     `outputs` are folders that may hold the runs' predictions.
     """
-    tables = shown_tables(rows)
+    filled = {title for row in rows for title in row.cells}
+    tables = [
+        table._replace(columns=tuple(column for column in table.columns if column.title in filled))
+        for table in TABLES
+        if members(table, rows)
+    ]
     lines = ["# Fine-tuning results", ""]
     for table in tables:
         lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
@@ -42,16 +47,6 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
             theirs = [None if column.paper_index is None else values[column.paper_index] for column in table.columns]
             shown.append([f"*paper, {size}: {label}*", *("–" if value is None else f"{value:.1f}" for value in theirs)])
     return markdown_table(["model", *(column.title for column in table.columns)], shown)
-
-
-def shown_tables(rows: Sequence[Row]) -> list[Table]:
-    """Returns the tables that have a model to show, each with only the columns that have a score."""
-    filled = {title for row in rows for title in row.cells}
-    return [
-        table._replace(columns=tuple(column for column in table.columns if column.title in filled))
-        for table in TABLES
-        if members(table, rows)
-    ]
 
 
 def members(table: Table, rows: Sequence[Row]) -> list[Row]:

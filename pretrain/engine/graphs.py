@@ -92,15 +92,15 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     # leaves with the same memory: the parameters' own belong to the stream on which DeepSpeed gave them hooks
     leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
     inputs = sample._make(part.clone() for part in sample)
-    apart = {"tie_weights": False}  # a shared module has two names; swapped under both, it would keep the leaves
 
     def gradients(loss: Tensor, incoming: Tensor | None = None) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(loss, tuple(leaves.values()), incoming, allow_unused=True)
 
-    warm_up(lambda: gradients(functional_call(model, leaves, (inputs,), **apart).loss), WARM_UPS)
+    # without ties: a shared module has two names, and swapped under both, it would keep the leaves
+    warm_up(lambda: gradients(functional_call(model, leaves, (inputs,), tie_weights=False).loss), WARM_UPS)
     forward, backward, pool = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     with captured(forward, pool):
-        output = functional_call(model, leaves, (inputs,), **apart)
+        output = functional_call(model, leaves, (inputs,), tie_weights=False)
     incoming = torch.ones_like(output.loss)
     with captured(backward, pool):
         found = gradients(output.loss, incoming)

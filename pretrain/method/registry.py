@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticUndefined
@@ -111,8 +111,14 @@ def load_objective(given: str) -> str:
         where = f"line {lines[-1]} of {shown(place)}" if lines else shown(place)
         why = shown(f"{type(error).__name__}: {error}")[1:-1]
         raise ValueError(f"got {shown(given)}, but {where} fails: {why}; fix it, or name another sampler") from None
-    kind: object = getattr(module, class_name, None)
-    if not _is_objective(kind) or (name := kind.Config.model_fields["name"].default) in (*BUILT_IN, PydanticUndefined):
+    from pretrain.method.objective import Objective  # imports torch
+
+    kind: Any = getattr(module, class_name, None)
+    if (
+        not (isinstance(kind, type) and issubclass(kind, Objective))
+        or inspect.isabstract(kind)
+        or (name := kind.Config.model_fields["name"].default) in (*BUILT_IN, PydanticUndefined)
+    ):
         raise ValueError(
             f"got {shown(given)}, expected a class derived from pretrain.method.electra.Sampler or another objective,"
             f' whose Config has `name: Literal["..."] = "..."` with a name other than {", ".join(BUILT_IN)}'
@@ -130,12 +136,6 @@ def _run_file(path: Path, source: bytes) -> ModuleType:
     sys.modules[module.__name__] = module  # where pydantic looks up the types in its annotations
     exec(compile(source, path, "exec"), vars(module))
     return module
-
-
-def _is_objective(kind: object) -> "TypeGuard[type[Objective]]":
-    from pretrain.method.objective import Objective  # imports torch
-
-    return isinstance(kind, type) and issubclass(kind, Objective) and not inspect.isabstract(kind)
 
 
 GivenObjective = Annotated[str, AfterValidator(load_objective)]

@@ -125,13 +125,13 @@ class ModernStack(Stack):
         config, (_, length, width) = self.config, hidden_BLH.shape
         visible_BL, head_size = attention_mask_BL.bool(), width // config.num_attention_heads
         packing = self.packing(visible_BL)
-
-        def surroundings(radius: int, theta: float) -> tuple[ops.Bias, Tensor]:
-            bias = ops.attention_bias(visible_BL, None, radius, head_size, hidden_BLH.dtype)
-            return bias, rotation(length, head_size, theta, hidden_BLH.device)
-
-        everywhere = surroundings(length, config.global_theta)
-        nearby = surroundings(config.window // 2, config.local_theta)
+        everywhere, nearby = (
+            (
+                ops.attention_bias(visible_BL, None, radius, head_size, hidden_BLH.dtype),
+                rotation(length, head_size, theta, hidden_BLH.device),
+            )
+            for radius, theta in ((length, config.global_theta), (config.window // 2, config.local_theta))
+        )
         hidden_TH = packing.pack(hidden_BLH)
         for number, layer in enumerate(self.layer):
             hidden_TH = self.run(layer, hidden_TH, packing, *(everywhere if config.sees_all(number) else nearby))
@@ -155,16 +155,14 @@ class ModernLayer(nn.Module):
         self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
 
     def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias, rotation_2LD: Tensor) -> Tensor:
-        projected = self.attn["Wqkv"](self.attn_norm(hidden_TH)).chunk(3, dim=-1)
-        query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.heads) for part_TH in projected)
-        query_BNLD, key_BNLD = rotated(query_BNLD, rotation_2LD), rotated(key_BNLD, rotation_2LD)
+        projected_BLX = packing.pad(self.attn["Wqkv"](self.attn_norm(hidden_TH)))
+        query_BNLD, key_BNLD, value_BNLD = ops.rotary_heads(projected_BLX, rotation_2LD, self.heads)
         context_BNLD = ops.attend(
             query_BNLD, key_BNLD, value_BNLD, bias, self.attention_dropout if self.training else 0.0
         )
         context_TH = packing.pack(context_BNLD.transpose(1, 2).flatten(2))
         hidden_TH = hidden_TH + self.dropout(self.attn["Wo"](context_TH))
-        input_TF, gate_TF = self.mlp["Wi"](self.mlp_norm(hidden_TH)).chunk(2, dim=-1)
-        fed_TH: Tensor = self.mlp["Wo"](F.gelu(input_TF) * gate_TF)
+        fed_TH: Tensor = self.mlp["Wo"](ops.gated_gelu(self.mlp["Wi"](self.mlp_norm(hidden_TH))))
         return hidden_TH + fed_TH
 
 
@@ -173,16 +171,6 @@ def rotation(length: int, head_size: int, theta: float, device: torch.device) ->
     frequency = theta ** -(torch.arange(0, head_size, 2, device=device) / head_size)
     angles_LD = torch.outer(torch.arange(length, device=device), frequency).repeat(1, 2)
     return torch.stack((angles_LD.cos(), angles_LD.sin()))
-
-
-def rotated(values_BNLD: Tensor, rotation_2LD: Tensor) -> Tensor:
-    """Rotates each pair (j, j + D/2) by its angle, at least in fp32 (RoFormer, Su et al. 2021): the product of a query
-    and a key then depends on the distance between their positions, not on these.
-    """
-    first, second = full_precision(values_BNLD).chunk(2, dim=-1)
-    cos_LD, sin_LD = rotation_2LD
-    turned_BNLD = values_BNLD * cos_LD + torch.cat((-second, first), dim=-1) * sin_LD
-    return turned_BNLD.to(values_BNLD.dtype)
 
 
 class ModernTransform(nn.Module):

@@ -69,6 +69,12 @@ def dropout(values: Tensor, p: float) -> Tensor:
     return F.dropout(values, p)
 
 
+def gated_gelu(values_XF: Tensor) -> Tensor:
+    """Returns GELU(a) g, [X, F/2], with a the first half of the values and g the second."""
+    input_XF, gate_XF = values_XF.chunk(2, dim=-1)
+    return F.gelu(input_XF) * gate_XF
+
+
 def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     """Returns GELU(x W^T + b) with GELU in its exact (erf) form, [X, O]."""
     return F.gelu(linear(input_XI, weight_OI, bias_O))
@@ -98,6 +104,23 @@ def norm_residual(
 ) -> Tensor:
     """Returns LayerNorm(residual + dropout(values)), [X, H]."""
     return layer_norm(residual_XH + (dropout(values_XH, p) if p else values_XH), weight_H, bias_H, eps)
+
+
+def rotary_heads(values_BLX: Tensor, rotation_2LD: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns query, key and value, side by side in X = 3 N D, each [B, N, L, D]; query and key rotated.
+
+    Each pair (j, j + D/2) turns by the angle of its position, at least in fp32 (RoFormer, Su et al. 2021): the product
+    of a query and a key then depends on the distance between their positions, not on these. `rotation_2LD`: cosines and
+    sines.
+    """
+    query_BLND, key_BLND, value_BLND = values_BLX.unflatten(2, (3, heads, -1)).unbind(2)
+    cos_LND, sin_LND = rotation_2LD.unsqueeze(2)
+
+    def rotated(part_BLND: Tensor) -> Tensor:
+        first, second = part_BLND.chunk(2, dim=-1)
+        return (part_BLND * cos_LND + torch.cat((-second, first), -1) * sin_LND).to(part_BLND.dtype).transpose(1, 2)
+
+    return rotated(query_BLND), rotated(key_BLND), value_BLND.transpose(1, 2)
 
 
 def tokens_of(visible_BL: Tensor) -> Tensor | None:

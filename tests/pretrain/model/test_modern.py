@@ -6,7 +6,7 @@ from transformers import ModernBertConfig, ModernBertModel
 
 from pretrain.huggingface.modernbert import folded
 from pretrain.model import ops
-from pretrain.model.modern import ModernConfig, ModernEncoder, rotated, rotation
+from pretrain.model.modern import ModernConfig, ModernEncoder, rotation
 
 CONFIG = ModernConfig(
     vocab_size=300,
@@ -57,7 +57,9 @@ def test_products_of_rotated_vectors_depend_on_their_distance_alone() -> None:
     torch.manual_seed(0)
     query_D, key_D = torch.randn(2, 32, dtype=torch.float64)
     rotation_2LD = rotation(200, 32, 10_000.0, torch.device("cpu"))
-    query_LD, key_LD = (rotated(values.expand(1, 1, 200, 32), rotation_2LD)[0, 0] for values in (query_D, key_D))
+    values_BLX = torch.cat((query_D, key_D, key_D)).expand(1, 200, 96)
+    query_LD, key_LD, value_LD = (part[0, 0] for part in ops.rotary_heads(values_BLX, rotation_2LD, 1))
+    assert torch.equal(value_LD, key_D.expand(200, 32))
     scores_LL = query_LD @ key_LD.T
     for distance in (0, 1, 50, 199):
         diagonal = scores_LL.diagonal(distance)
