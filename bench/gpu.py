@@ -3,7 +3,7 @@
     python bench/gpu.py --output bench/results/h100 --data SHARDS [--stages a b] [--minutes 9] [--device cpu]
 
 Stages, the most informative first: a) checks, b) steps against Hugging Face and the machine's limit, c) ablation, d)
-profile, e) training curves, f) a block of the sampler study. Stages a to e take at most half an hour, f as long
+profile, e) training curves, f) a block of the sampler study. Stages a to e take at most 32 minutes, f as long
 as allowed. Each part of a stage runs in its own process. A part that fails or hangs is recorded and ended, and the
 others still run. OUTPUT has one JSON file per stage, written as results come in. A finished part is never repeated; an
 unfinished one resumes in the next call, also on another machine if OUTPUT is copied there. Parts that cannot run are

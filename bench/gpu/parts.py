@@ -115,11 +115,11 @@ def all_parts(options: GpuOptions) -> Iterator[Part]:
     half = half_precision(device)
     precisions = dict.fromkeys((half, "fp16", "fp32"))
     tests = ("env", f"TRITON_INTERPRET={int(device == 'cpu')}", f"GPU_TESTS_ON={device}", python, "-m", "pytest")
-    yield Part("a", "tests", (*tests, "-v", "-m", "gpu", *GPU_TESTS), 240 if device == "cuda" else LIMIT, ("pytest",))
-    yield part("a", f"bits {half}", 120, "data", "deepspeed")
-    yield part("a", "zero", 200, "data", "deepspeed")
+    yield Part("a", "tests", (*tests, "-v", "-m", "gpu", *GPU_TESTS), 300 if device == "cuda" else LIMIT, ("pytest",))
+    yield part("a", f"bits {half}", 200, "data", "deepspeed")
+    yield part("a", "zero", 300, "data", "deepspeed")
     for precision in [*precisions][1:]:
-        yield part("a", f"bits {precision}", 120, "data", *needed(precision))
+        yield part("a", f"bits {precision}", 200, "data", *needed(precision))
     yield part("b", "rates", 30)
     rivals = [(shape, name) for shape, names in zip(SHAPES[device], CONTENDERS[device], strict=True) for name in names]
     for (preset, length, batch_size), name in sorted(rivals, key=lambda rival: rival[1] == "compiled"):  # slow to start
