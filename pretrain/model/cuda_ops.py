@@ -11,7 +11,7 @@ LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a block of threads needs for every kernel to start; all GPUs since the A100 have them."""
 PLAIN_LINEARS, PLAIN_SOFTMAX = ops.linears, ops.softmax
 COMPILED = (ops.gated_gelu, ops.rotary_heads)
-"""Operations that `torch.compile` fuses. They sum nothing, so that no choice of the compiler changes a bit."""
+"""Operations that `torch.compile` fuses. None adds along a dimension, so no order is the compiler's choice."""
 SHAPES = 64
 """Most shapes compiled; further ones run as they are. A run has about ten."""
 

@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 
     @property
     def graphs(self) -> bool:
-        """Whether CUDA graphs replay the micro-batches; `auto` where a GPU has shown that they change no bit."""
+        """Whether CUDA graphs replay the micro-batches; `auto`: in one process in bf16."""
         if self.options.graphs != "auto":
             return self.options.graphs == "on"
         shown = self.target.processes == 1 and self.deepspeed.precision == "bf16" and not self.options.compile
