@@ -50,7 +50,7 @@ def test_it_learns_every_kind_of_task(
 
 
 def test_keeping_a_fine_tuned_one_is_refused(modern_model: Path, cola_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="keep: got median, but .* is a ModernBERT"):
+    with pytest.raises(ConfigError, match=r"keep: got median, but .* is a ModernBERT"):
         run_queue(
             GlueOptions.from_values({"model": str(modern_model), "data_dir": str(cola_folder), "output": tmp_path})
         )
