@@ -131,8 +131,9 @@ def same_bits(options: GpuOptions, precision: str) -> Figures:
     fp16 = precision == "fp16"
     size, steps = SIZES[options.device], BITS_STEPS[options.device]
     overflowing = (f"deepspeed.fp16.initial_scale_power={OVERFLOWING[options.device]}",) if fp16 else ()
+    rarely = f"log_every={max(1, steps // 4)}"  # a step that reports is no replay
     once, again, resumed = (
-        Run(options, f"bits {precision} {name}", precision, size, steps, *overflowing, *checkpoints)
+        Run(options, f"bits {precision} {name}", precision, size, steps, rarely, *overflowing, *checkpoints)
         for name, checkpoints in (("once", ()), ("again", ()), ("resumed", (f"checkpoint_every={max(1, steps // 4)}",)))
     )
     for run in (once, again, resumed):

@@ -2,18 +2,12 @@
 
 from importlib.util import find_spec
 
-import torch
-
 from pretrain.model import ops
 
 LEAST_CAPABILITY = (8, 0)
 LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a block of threads needs for every kernel to start; all GPUs since the A100 have them."""
 PLAIN_LINEARS, PLAIN_SOFTMAX = ops.linears, ops.softmax
-COMPILED = (ops.gated_gelu, ops.rotary_heads)
-"""Operations that `torch.compile` fuses. None adds along a dimension, so no order is the compiler's choice."""
-SHAPES = 64
-"""Most shapes compiled; further ones run as they are. A run has about ten."""
 
 
 def use(capability: tuple[int, int], partitioned: bool = False, shared: int = LEAST_SHARED) -> None:
@@ -31,8 +25,5 @@ def use(capability: tuple[int, int], partitioned: bool = False, shared: int = LE
 
     for form in (attend, attention_bias, gelu_linear, linear, norm_residual):
         setattr(ops, form.__name__, form)
-    torch._dynamo.config.recompile_limit = SHAPES
-    for plain in COMPILED:
-        setattr(ops, plain.__name__, torch.compile(plain, dynamic=False, disable=not torch.cuda.is_available()))
     ops.linears = PLAIN_LINEARS if partitioned else linears
     ops.softmax = PLAIN_SOFTMAX if partitioned else softmax

@@ -156,7 +156,7 @@ def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
             f"deepspeed_config: a process needs about {needed / GIB:,.1f} GiB, but {machine.name} has"
             f" {machine.memory / GIB:,.1f}; use more GPUs or smaller micro-batches"
             " (--set deepspeed.train_micro_batch_size_per_gpu=N), or recompute activations"
-            " (--set deepspeed.activation_checkpointing={})"
+            f" (--set deepspeed.activation_checkpointing={{}}){', or --graphs off' if plan.graphs else ''}"
         )
 
 

@@ -21,7 +21,7 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, newest_valid, save
 from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.graphs import replay_micro_batches
-from pretrain.engine.hardware import compute_deterministically, require_same_precision
+from pretrain.engine.hardware import compute_deterministically, fuse_operations, require_same_precision
 from pretrain.engine.optim import UNSCALED, parameter_groups, without_bias_correction
 from pretrain.job.processes import World, leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
@@ -108,6 +108,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay, plan.run.optim.betas, muon=plan.run.optim.muon)
     engine = Engine(model, groups, plan.deepspeed, world)
+    fuse_operations()
     if world.share(state is not None):
         engine.load_full_state(state)
     world.on_first(lambda: write_run(plan.folder, plan.description, plan.deepspeed.json))
@@ -188,7 +189,7 @@ def losses(
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
-        batch = batch.to(engine.device, counts=training.plan.graphs)
+        batch = batch.to(engine.device, counts=engine.device.type == "cuda")
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.micro_batches
