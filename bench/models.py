@@ -7,7 +7,6 @@ from bench.batches import MASK, VOCABULARY
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import Source, resolve
 from pretrain.engine.engine import Engine
-from pretrain.engine.hardware import fuse_operations
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import World
 from pretrain.method.electra import Electra
@@ -34,6 +33,4 @@ def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, 
         device_type=world.device.type,
         clipping=run.optim.gradient_clipping,
     )
-    engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
-    fuse_operations()
-    return engine
+    return Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world, shapes_stay=True)

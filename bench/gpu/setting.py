@@ -57,8 +57,8 @@ class Setting(NamedTuple):
     length: int
 
 
-def setting(device: str) -> Setting:
-    """Returns the setting, with preset small on a GPU and tiny on a CPU.
+def setting(device: str, backbone: str = "electra") -> Setting:
+    """Returns the setting: a small preset, and no dropout, since its draws differ by device.
 
     Raises:
         RuntimeError: the device does not exist.
@@ -66,24 +66,17 @@ def setting(device: str) -> Setting:
     world = start_processes()
     if world.device.type != device:
         raise RuntimeError(f"device: asked for {device}, found {world.device.type}")
-    run = without_dropout(device, "electra")
+    run = with_overrides(preset(PRESETS[device][backbone]), ["model.dropout=0", "model.attention_dropout=0"])
     if device == "cuda":
         return Setting(world.device, world, run, VOCABULARY, 16, 128)
     cpu_ops.use()
     return Setting(world.device, world, run, 500, 8, 128)  # enough word pieces for a plain sum in bf16 to go wrong
 
 
-def without_dropout(device: str, backbone: str) -> RunConfig:
-    """Returns a run of the device's preset; dropout's draws would differ by device."""
-    run = preset(PRESETS[device][backbone])
-    return with_overrides(run, ["model.dropout=0", "model.attention_dropout=0"])
-
-
-def new_model(where: Setting, objective: str = "hp_loss", backbone: str = "electra") -> Electra:
+def new_model(where: Setting, objective: str = "hp_loss") -> Electra:
     """Returns an fp32 model with the same weights each time; the sampling head's are random, not the usual zeros."""
     torch.manual_seed(0)
-    run = without_dropout(where.device.type, backbone)
-    model = fresh_model(with_objective(run, objective), where.vocabulary)
+    model = fresh_model(with_objective(where.run, objective), where.vocabulary)
     for name, parameter in model.named_parameters():
         if name.startswith("sampler_"):
             nn.init.normal_(parameter, std=0.05)

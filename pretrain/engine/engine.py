@@ -57,7 +57,8 @@ class StepResult:
 class Engine(Generic[Model_co]):
     """A model under DeepSpeed, or at stage 0 under plain PyTorch.
 
-    `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`.
+    `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`. `shapes_stay` says
+    that batches have few shapes, each worth compiling for.
 
     Raises:
         ConfigError: bf16 on a GPU without it, or the job needs DeepSpeed and it cannot be imported.
@@ -72,12 +73,13 @@ class Engine(Generic[Model_co]):
         parameter_groups: Sequence[Mapping[str, Any]],
         config: EngineConfig,
         world: World,
+        shapes_stay: bool = False,
     ) -> None:
         cuda = world.device.type == "cuda"
         if cuda and config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             name = torch.cuda.get_device_name(world.device)
             raise ConfigError(f"bf16.enabled: {name} has no bf16; add --deepspeed_config ds_configs/zero1_fp16.json")
-        use_operations(world, partitioned=config.stage == 3)
+        use_operations(world, partitioned=config.stage == 3, shapes_stay=shapes_stay)
         self.config, self.world, self.device, self.dtype = config, world, world.device, DTYPES[config.precision]
         for module in model.modules():
             if isinstance(module, Stack):

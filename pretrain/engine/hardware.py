@@ -92,29 +92,19 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(world: World | None = None, *, partitioned: bool = False) -> None:
+def use_operations(world: World | None = None, *, partitioned: bool = False, shapes_stay: bool = False) -> None:
     """Replaces functions of `ops` by the fastest for the hardware; in a job, for the first rank's. Collective.
 
     With `partitioned` weights (ZeRO stage 3), only functions that use a weight within its own module are chosen.
+    `shapes_stay` allows operations that are compiled for each shape.
     """
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # AMD's tell none
-        cuda_ops.use((gpu.major, gpu.minor), partitioned, shared)
+        cuda_ops.use((gpu.major, gpu.minor), partitioned, shared, shapes_stay)
     else:
         faster = cpu_ops.onednn_is_faster()
         cpu_ops.use(world.share(faster) if world else faster)
-
-
-def fuse_operations() -> None:
-    """Has `torch.compile` fuse operations on a GPU with bf16, for jobs whose shapes stay: it compiles each by itself.
-
-    The operations add along no dimension, so that no order of sums is the compiler's choice.
-    """
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= cuda_ops.LEAST_CAPABILITY:
-        torch._dynamo.config.recompile_limit = 64  # a run has about ten shapes
-        for plain in (ops.gated_gelu, ops.rotary_heads):
-            setattr(ops, plain.__name__, torch.compile(plain, dynamic=False))
 
 
 def compute_deterministically(environment: MutableMapping[str, str] = os.environ) -> None:

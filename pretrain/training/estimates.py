@@ -227,7 +227,7 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     """Returns this machine with its measured speed: that of all ranks of `world` together or, without `world`, an
     estimate for `processes` from this process alone. Collective.
     """
-    use_operations(world)
+    use_operations(world, shapes_stay=True)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)

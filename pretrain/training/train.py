@@ -21,7 +21,7 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, newest_valid, save
 from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.graphs import replay_micro_batches
-from pretrain.engine.hardware import compute_deterministically, fuse_operations, require_same_precision
+from pretrain.engine.hardware import compute_deterministically, require_same_precision
 from pretrain.engine.optim import UNSCALED, parameter_groups, without_bias_correction
 from pretrain.job.processes import World, leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
@@ -107,8 +107,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     if plan.options.compile:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay, plan.run.optim.betas, muon=plan.run.optim.muon)
-    engine = Engine(model, groups, plan.deepspeed, world)
-    fuse_operations()
+    engine = Engine(model, groups, plan.deepspeed, world, shapes_stay=True)
     if world.share(state is not None):
         engine.load_full_state(state)
     world.on_first(lambda: write_run(plan.folder, plan.description, plan.deepspeed.json))

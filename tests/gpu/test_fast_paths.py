@@ -118,7 +118,7 @@ def test_half_precision_has_the_loss_and_gradient_of_fp32(
     where: Setting, objective: str, backbone: str, dtype: torch.dtype
 ) -> None:
     """Loss and gradient in half precision against fp32, both from the same rounded weights."""
-    model, reference = (new_model(where, objective, backbone).to(dtype) for _ in range(2))
+    model, reference = (new_model(setting(where.device.type, backbone), objective).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(where), LOSS_SCALE if dtype == torch.float16 else 1.0)
     with Plainly():
         expected_loss, expected = loss_and_gradient(reference.float(), new_batch(where))
@@ -132,7 +132,7 @@ def test_this_device_has_the_loss_and_gradient_of_the_cpu(
     gpu: Setting, objective: str, backbone: str, dtype: torch.dtype
 ) -> None:
     """Loss and gradient on this device against the CPU in fp32, both from the same rounded weights."""
-    model, reference = (new_model(gpu, objective, backbone).to(dtype) for _ in range(2))
+    model, reference = (new_model(setting("cuda", backbone), objective).to(dtype) for _ in range(2))
     loss, gradient = loss_and_gradient(model, new_batch(gpu), LOSS_SCALE if dtype == torch.float16 else 1.0)
     cpu = torch.device("cpu")
     with Plainly():
@@ -144,11 +144,12 @@ def test_this_device_has_the_loss_and_gradient_of_the_cpu(
 @by_objective
 def test_compiled_layers_have_the_loss_and_gradient_of_eager_ones(gpu: Setting, objective: str, backbone: str) -> None:
     """Loss and gradient with compiled layers (`--compile`) against eager mode, in fp32."""
-    compiled = new_model(gpu, objective, backbone)
+    gpu = setting("cuda", backbone)
+    compiled = new_model(gpu, objective)
     compile_layers(compiled)
     loss, gradient = loss_and_gradient(compiled, new_batch(gpu))
     with Plainly():
-        expected_loss, expected = loss_and_gradient(new_model(gpu, objective, backbone), new_batch(gpu))
+        expected_loss, expected = loss_and_gradient(new_model(gpu, objective), new_batch(gpu))
     assert max(off(loss, expected_loss), off(gradient, expected)) <= roundings(torch.float32)
 
 
@@ -305,9 +306,10 @@ def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str,
 def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(gpu: Setting, config: str, backbone: str) -> None:
     if "zero0" not in config:
         pytest.importorskip("deepspeed")
+    gpu = setting("cuda", backbone)
     batch, results = new_batch(gpu).to(gpu.device, counts=True), []
     for graphed in (False, True):
-        engine = gentle_engine(gpu, new_model(gpu, backbone=backbone), config)
+        engine = gentle_engine(gpu, new_model(gpu), config)
         if graphed:
             replay_micro_batches(engine.module, batch)
         for step in range(ENGINE_STEPS):
