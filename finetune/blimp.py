@@ -3,7 +3,7 @@
     python finetune/blimp.py exported/base
     python finetune/blimp.py exported/base runs/base --score discriminator generator likelihood
     python finetune/blimp.py google/electra-base-discriminator --generator google/electra-base-generator \
-        --score likelihood --mask_share 0.15
+        --score likelihood --mask_share 0.1275
 
 A model is right about a pair if it scores the acceptable sentence higher; ties count half. A sentence's score is a sum
 over its tokens: of the discriminator's log P(original); of the generator's, or another masked language model's,

@@ -43,7 +43,9 @@ def read_pairs(folder: Path) -> list[Pair]:
     try:
         inside = zipfile.Path(archive, "data/") if archive.is_file() else folder
         files = {path.name: path.read_bytes() for path in inside.iterdir() if path.name.endswith(".jsonl")}
-        pairs = [parse_pair(line) for _, content in sorted(files.items()) for line in content.splitlines()]
+        pairs = [
+            parse_pair(line) for _, content in sorted(files.items()) for line in content.splitlines() if line.strip()
+        ]
     except Exception as error:  # half a dozen types, by the damage; encryption is one more
         raise ConfigError(f"data: {folder} cannot be read as BLiMP ({error!r}); download it again") from None
     if not pairs:

@@ -8,8 +8,8 @@
 
       P(x is shown and original) = p(x) (1 - m + m q_o),   P(x is shown and replaced) = (1 - p(x)) m q_r,
 
-  and exp(d) is their ratio, so p(x) = m q_r e^-d / (1 - m + m q_o + m q_r e^-d). For small q this is Electric's score,
-  log q - d + log m/(1 - m) (Clark et al., EMNLP 2020).
+  and exp(d) is the second over the first, so p(x) = m q_r e^-d / (1 - m + m q_o + m q_r e^-d). For small q this is
+  Electric's score, log q - d + log m/(1 - m) (Clark et al., EMNLP 2020).
 
 Shape letters: B sentences, L length, T tokens between [CLS] and [SEP], H hidden size, V vocabulary, X any leading
 dimensions.
@@ -47,7 +47,7 @@ from pretrain.training.run_folder import read_run
 Kind = Literal["discriminator", "generator", "likelihood"]
 """Kinds of score, in nats per token."""
 TOKENS_PER_BATCH = 8192
-"""Tokens per batch; a base model then needs half a gigabyte for activations and scores."""
+"""Tokens per batch; a base model then needs up to a gigabyte for activations and scores."""
 ELEMENTS = 2**17
 """Scores at a time in float64: 1 MB per term, so that a core's cache holds several, which halves the time."""
 P_G = "electra"
@@ -78,6 +78,10 @@ def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Ten
     serves. The likelihood is then exact if p_G is.
     """
     x_X1 = ids_X[..., None]
+    log_p_G_X = log_p_G_XV.gather(-1, x_X1)[..., 0]
+    from_p_G = head_XV is None and sampling.temperature == 1 and not sampling.forbid_original
+    if from_p_G or sampling.importance_weighting:  # weights p_G / q teach what draws from p_G would
+        return Draws(log_p_G_X, log_p_G_X, log_p_G_X)
     weight_XV = log_p_G_XV / sampling.temperature
     original_XV = None  # as `weight_XV`
     if head_XV is not None and sampling.objective == "hp_loss":
@@ -88,7 +92,6 @@ def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Ten
         weight_XV = (p_S_XV + sampling.mixture * (log_p_G_XV.exp() - p_S_XV)).log()
     if sampling.forbid_original:
         original_XV = torch.full_like(weight_XV, -torch.inf)
-    log_p_G_X = log_p_G_XV.gather(-1, x_X1)[..., 0]
     if original_XV is None:
         log_q_X = weight_XV.gather(-1, x_X1)[..., 0] - weight_XV.logsumexp(-1)
         return Draws(log_p_G_X, log_q_X, log_q_X)
@@ -190,8 +193,7 @@ class Scorer(NamedTuple):
 
 
 def hidden(model: nn.ModuleDict, ids_BL: Tensor) -> Tensor:
-    hidden_BLH: Tensor = model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
-    return hidden_BLH
+    return model["electra"](ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
 
 
 def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
@@ -223,9 +225,18 @@ def open_scorer(
         with TemporaryDirectory() as place:
             model, exported = load_trained(run)[0], Path(place) / "model"
             export(model, description.pad_token_id, run / "tokenizer", "", exported, description.mask_share)
-            return open_scorer(str(exported), kinds, generator, mask_share, random_weights)._replace(name=name)
+            scorer = open_scorer(str(exported), kinds, generator, mask_share, random_weights)
+            return scorer._replace(name=scorer.name.replace(str(exported), name))
     folder = find_folder(name)
     first, tokenizer = read_model(folder, random_weights), load_tokenizer(folder)
+    tokenizer.split_special_tokens = True  # "[MASK]" is text, as in pre-training
+    marked = tokenizer("")["input_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    pieces = read_any_config(folder).vocab_size
+    if not marked or tokenizer.mask_token_id is None or max(tokenizer.get_vocab().values()) >= pieces:
+        raise ConfigError(
+            f"model: the tokenizer in {folder} does not fit; expected [CLS] and [SEP] around a text, a [MASK] and up to"
+            f" {pieces} pieces; save the model's own there"
+        )
     label = f"{name} (random weights)" if random_weights else name
     if "discriminator_predictions" not in first:
         chosen = tuple(dict.fromkeys(kind for kind in kinds if kind != "discriminator"))
@@ -246,7 +257,7 @@ def open_scorer(
             " assumes replacements drawn from p_G",
             to=sys.stderr,
         )
-    return Scorer(label, first, second, sampling, tokenizer, tuple(kinds))
+    return Scorer(label, None if {*kinds} == {"generator"} else first, second, sampling, tokenizer, tuple(kinds))
 
 
 def sampling_of(folder: Path, mask_share: float | None) -> Sampling:
@@ -261,7 +272,7 @@ def sampling_of(folder: Path, mask_share: float | None) -> Sampling:
     if mask_share is None:
         raise ConfigError(
             f"mask_share: {folder} does not record the share of tokens that were masked in training; add --mask_share,"
-            " 0.15 for most models"
+            " 0.1275 for Google's"
         )
     return Sampling(objective=P_G, mask_share=mask_share)
 
@@ -273,14 +284,18 @@ def read_model(folder: Path, random_weights: bool) -> nn.ModuleDict:
     Raises:
         ConfigError: it is neither a discriminator nor a generator, or its weights do not fit.
     """
+    torch.manual_seed(0)  # untrained weights are the same in every process
     config, weights = read_any_config(folder), read_weights(folder)
     modern = isinstance(config, ModernConfig)
     parts = (ModernModelConfig if modern else ElectraModelConfig).parts
     detects = any(name.startswith(("discriminator_predictions.", "classifier.")) for name in weights)
     role = "discriminator" if detects else "generator"
     own = unfolded(weights, role) if modern else weights
-    if not any(name.startswith(f"{role}_predictions.") for name in own):
-        raise ConfigError(f"models: {folder} has no pre-training head; expected an export, not a fine-tuned model")
+    fine_tuned = "ForSequenceClassification" in str(read_config(folder).get("architectures"))
+    if fine_tuned or WORDS not in own or not any(name.startswith(f"{role}_predictions.") for name in own):
+        raise ConfigError(
+            f"models: {folder} has no word embeddings or no pre-training head; expected an export, not fine-tuned"
+        )
     encoder: Encoder = parts.encoder(config)
     model, words = nn.ModuleDict({"electra": encoder}), encoder.embeddings.word_embeddings
 

@@ -12,8 +12,8 @@ from pretrain.model.config import ElectraModelConfig
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
-CHANGES_Q = {"temperature", "forbid_original", "mixture"}
-"""Settings that change the sampler's distribution."""
+CHANGES_Q = {"temperature", "forbid_original", "mixture", "importance_weighting"}
+"""Settings that change the sampler's distribution, or which one the discriminator learns from."""
 TASKS = {
     "AutoModelForPreTraining": "feature-extraction",
     "AutoModelForTokenClassification": "token-classification",
@@ -103,7 +103,8 @@ SAMPLING_HEADS = {
     weight = p * softplus(z)  # replacements were drawn in proportion to it; an original, to p * softplus(-z)
     total = weight.sum(-1, keepdim=True) - p * z  # by the original token
     q_original = (weight - p * z) / total
-    q_replacement = weight * ((p / total).sum(-1, keepdim=True) - p / total) / (1 - p)""",
+    of_others = (p / total).sum(-1, keepdim=True) - p / total
+    q_replacement = weight * of_others.clamp(min=1e-12) / (1 - p).clamp(min=1e-12)""",
     ),
 }
 """By objective: code that loads the sampling head, and that computes the sampler's probabilities of every token as the

@@ -33,11 +33,12 @@ class Sampling(StrictConfig):
     """How the replacements were drawn that a discriminator was trained on, as an export records it."""
 
     objective: str
-    mask_share: float = Field(gt=0, lt=1)
-    """Share of the word pieces that were masked."""
+    mask_share: float = Field(gt=0, le=1)
+    """Share of the word pieces that were masked, and not kept for the generator to see."""
     temperature: float = Field(default=1.0, gt=0)
     forbid_original: bool = False
     mixture: float = Field(default=0.0, ge=0, lt=1)
+    importance_weighting: bool = False
 
 
 def export(model: Objective, pad_token_id: int, tokenizer: Path, card: str, out: Path, mask_share: float) -> None:

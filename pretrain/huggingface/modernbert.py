@@ -83,7 +83,11 @@ def save_modernbert(
         "global_attn_every_n_layers": config.global_every,
         "global_rope_theta": config.global_theta,
         "local_rope_theta": config.local_theta,
-        **{f"{kind}_token_id": number for kind, number in tokens(special).items()},
+        "pad_token_id": special.pad,
+        "cls_token_id": special.cls,
+        "bos_token_id": special.cls,
+        "sep_token_id": special.sep,
+        "eos_token_id": special.sep,
         **settings,
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
@@ -93,11 +97,6 @@ def save_modernbert(
 
 def layer_types(config: ModernConfig) -> list[str]:
     return [f"{'full' if config.sees_all(layer) else 'sliding'}_attention" for layer in range(config.num_hidden_layers)]
-
-
-def tokens(special: SpecialTokens) -> dict[str, int]:
-    """Returns the ids that ModernBERT's settings name; a sequence begins with [CLS] and ends with [SEP]."""
-    return {"pad": special.pad, "cls": special.cls, "bos": special.cls, "sep": special.sep, "eos": special.sep}
 
 
 def folded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -145,6 +144,8 @@ class _Settings(StrictConfig):
     global_rope_theta: float = Field(default=160_000.0, gt=1)
     local_rope_theta: float = Field(default=10_000.0, gt=1)
     hidden_activation: Literal["gelu"] = "gelu"
+    classifier_activation: Literal["gelu"] = "gelu"
+    rope_types: tuple[Literal["default"], ...] = ()
     norm_bias: Literal[False] = False
     attention_bias: Literal[False] = False
     mlp_bias: Literal[False] = False
@@ -161,6 +162,9 @@ def read_modernbert(values: Mapping[str, Any], source: str) -> ModernConfig:
     if isinstance(ropes, dict):
         for name, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention")):
             written[name] = ropes.get(kind, {}).get("rope_theta", values.get(name))
+        written["rope_types"] = tuple(
+            rope.get("rope_type", "default") for rope in ropes.values() if isinstance(rope, dict)
+        )
     if isinstance(kinds, list) and "full_attention" in kinds[1:]:
         written["global_attn_every_n_layers"] = kinds.index("full_attention", 1)
     found = _Settings.from_values({**values, **written}, source)

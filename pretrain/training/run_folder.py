@@ -86,8 +86,12 @@ class RunDescription(StrictConfig):
 
     @property
     def mask_share(self) -> float:
-        """Share of the word pieces that are masked in a sequence of full length; [CLS] and [SEP] never are."""
-        return mask_size(self.seq_length, self.run.mask_rate) / (self.seq_length - (2 if self.one_segment else 3))
+        """Share of the word pieces that are masked in a sequence of full length; [CLS] and [SEP] never are.
+
+        Masked tokens that the generator sees do not count: it learns to repeat them.
+        """
+        masked = mask_size(self.seq_length, self.run.mask_rate) / (self.seq_length - (2 if self.one_segment else 3))
+        return float(masked) * (1 - getattr(self.run.objective, "mask_keep_fraction", 0.0))
 
     @model_validator(mode="before")
     @classmethod

@@ -4,6 +4,7 @@ import json
 
 from finetune.blimp import BlimpOptions, main
 from tests.finetune.test_minimal_pairs import entry, write_pairs
+from tests.finetune.test_scoring import untrained_run
 
 
 def test_models_are_tabulated_beside_untrained_ones(stock_model, tmp_path, capsys):
@@ -19,3 +20,14 @@ def test_models_are_tabulated_beside_untrained_ones(stock_model, tmp_path, capsy
         "binding",
     ]
     assert json.loads((tmp_path / "out" / "blimp.json").read_text())["pairs"] == 2
+
+
+def test_a_run_and_its_untrained_twin_have_columns_of_their_own(shards_folder, tmp_path):
+    run, data = (
+        untrained_run(tmp_path / "run", shards_folder, "tiny", "electra"),
+        write_pairs(tmp_path / "data", entry()),
+    )
+    main(BlimpOptions(models=(str(run),), data=data, random_weights=True, output=tmp_path / "out"))
+    found = json.loads((tmp_path / "out" / "blimp.json").read_text())["models"]
+    labels = [f"{run}{twin} {kind}" for twin in ("", " (random weights)") for kind in ("discriminator", "generator")]
+    assert [*found] == labels

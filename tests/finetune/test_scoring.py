@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import processors
 from torch import Tensor
 from torch.nn.functional import softplus
-from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import (
+    AutoTokenizer,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    PreTrainedTokenizerFast,
+)
 
 from finetune.scoring import Draws, batches_by_length, draws_of, log_likelihood, log_sum_of_others, open_scorer
 from foundation.config import ConfigError
@@ -68,6 +76,8 @@ SWITCHES: list[dict[str, Any]] = [
     {"objective": "hp_loss", "temperature": 0.7},
     {"objective": "hp_loss", "forbid_original": True},
     {"objective": "electra", "forbid_original": True},
+    {"objective": "electra", "temperature": 2.0, "importance_weighting": True},
+    {"objective": "hp_loss", "importance_weighting": True},
 ]
 
 
@@ -85,7 +95,9 @@ def test_an_optimal_discriminator_implies_the_true_probabilities(switches: dict[
     shown_original_V = (1 - M) * log_p_V.exp()
     shown_replaced_V = torch.zeros(V, dtype=torch.float64)
     for original in range(V):
-        shown_V = M * log_p_V[original].exp() * sampler(log_p_G_V, z_V, sampling, original)
+        q_V = sampler(log_p_G_V, z_V, sampling, original)
+        weight_V = log_p_G_V.exp() / q_V if sampling.importance_weighting else torch.ones(V)
+        shown_V = M * log_p_V[original].exp() * q_V * weight_V
         shown_original_V[original] += shown_V[original]
         shown_replaced_V += shown_V.where(torch.arange(V) != original, 0.0)
     d_V = torch.log(shown_replaced_V / shown_original_V)
@@ -285,6 +297,24 @@ def test_a_damaged_record_is_named(shards_folder: Path, tmp_path: Path) -> None:
         open_scorer(str(out), ("likelihood",))
 
 
+def test_a_tokenizer_that_does_not_fit_is_refused(stock_model: Path, tmp_path: Path) -> None:
+    """It puts no [CLS] and [SEP] around a text, has no [MASK], or more pieces than the model."""
+    marks = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    for number, changed in enumerate(({}, {"mask_token": None}, {"extra_special_tokens": ["[ONE]"]})):
+        folder = shutil.copytree(stock_model, tmp_path / str(number))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(stock_model, **marks | changed)
+        if not changed:
+            tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+        tokenizer.save_pretrained(folder)
+        with pytest.raises(ConfigError, match=r"model: the tokenizer in \S+ does not fit; expected"):
+            open_scorer(str(folder), ("discriminator",))
+
+
+def test_special_tokens_in_a_sentence_are_text(stock_model: Path) -> None:
+    scorer = open_scorer(str(stock_model), ("discriminator",))
+    assert len(scorer.scores(["good [MASK] bad"])["good [MASK] bad"]["discriminator"]) > 3
+
+
 def test_a_sentence_beyond_the_positions_is_refused(stock_model: Path) -> None:
     scorer = open_scorer(str(stock_model), ("discriminator",))
     with pytest.raises(ConfigError, match="has 42 tokens; expected at most 32"):
@@ -292,8 +322,14 @@ def test_a_sentence_beyond_the_positions_is_refused(stock_model: Path) -> None:
 
 
 def test_a_fine_tuned_model_is_refused(stock_model: Path, tmp_path: Path) -> None:
-    from transformers import ElectraForSequenceClassification
+    from transformers import ElectraForSequenceClassification, ModernBertConfig, ModernBertForSequenceClassification
 
-    ElectraForSequenceClassification(ElectraConfig.from_pretrained(stock_model)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="no pre-training head"):
-        open_scorer(str(tmp_path), ("discriminator",))
+    ElectraForSequenceClassification(ElectraConfig.from_pretrained(stock_model)).save_pretrained(tmp_path / "electra")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    modern = ModernBertConfig(
+        vocab_size=64, num_labels=1, **sizes, **dict.fromkeys(("pad_token_id", "eos_token_id"), 0)
+    )
+    ModernBertForSequenceClassification(modern).save_pretrained(tmp_path / "modern")
+    for folder in tmp_path.iterdir():
+        with pytest.raises(ConfigError, match="no pre-training head"):
+            open_scorer(str(folder), ("discriminator",))

@@ -1,10 +1,12 @@
 """Claims about exports of the modern encoder: stock classes of transformers load them and give the model's outputs."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import load_encoder, read_weights
+from pretrain.huggingface.modernbert import read_modernbert
 from pretrain.method.electra import Electra
 from pretrain.model.config import ModernModelConfig
 from tests.pretrain.conftest import VOCABULARY, new_model
@@ -148,6 +151,18 @@ def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Pat
         ConfigError, match=r"has tie_word_embeddings False, .*, or the run folder that it was exported from"
     ):
         start(shards_folder, (str(exported),), preset="modern_tiny")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"classifier_activation": "silu"}, {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}}}],
+    ids=str,
+)
+def test_settings_that_compute_something_else_are_refused(change: dict[str, Any], exported: Path) -> None:
+    values = json.loads((exported / "config.json").read_text())
+    read_modernbert(values, "model")
+    with pytest.raises(ConfigError, match=r"model: (classifier_activation|rope_types.0): got \S+, expected"):
+        read_modernbert(values | change, "model")
 
 
 def test_a_modernbert_needs_a_modern_preset(stock: tuple[str, str], shards_folder: Path) -> None:
