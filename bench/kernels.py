@@ -30,7 +30,7 @@ from data_prep.masking import mask_size
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.model import cpu_ops
-from pretrain.model.distribution import inverse_cdf, largest, log_probability
+from pretrain.model.distribution import Dense, inverse_cdf, largest
 from pretrain.model.encoder import EncoderSizes
 from pretrain.presets import preset
 
@@ -141,8 +141,7 @@ def token_probability(options: KernelOptions) -> Pair:
         return logits_XV.log_softmax(-1).gather(-1, ids_X[:, None])
 
     def ours() -> Tensor:
-        values_XV = logits_XV.detach()
-        return log_probability(logits_XV, values_XV.softmax(-1), ids_X)
+        return Dense.softmax(logits_XV).log_p(ids_X)
 
     return Pair("log-probability of a token", backward(theirs), backward(ours))
 

@@ -31,8 +31,7 @@ def mask_size(length: Length, rate: float = MASK_RATE) -> Length:
     It is at most n - 3, which a sequence with three special tokens can give, and at least 1: in short sequences, rates
     above 1/4 may mask fewer. `rate` is a number of thousandths.
     """
-    size: Length = np.minimum((round(1000 * rate) * length + 999) // 1000, np.maximum(length - 3, 1))
-    return size
+    return np.minimum((round(1000 * rate) * length + 999) // 1000, np.maximum(length - 3, 1))
 
 
 def copies_of_a_shuffle(maskable: np.ndarray, size: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ class IndexedFile:
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             self.size = self._data_path.stat().st_size
-        except (OSError, ValueError, struct.error) as error:
+        except (FileNotFoundError, ValueError, struct.error) as error:  # other errors of a file system may pass
             raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
         end = int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if items else 0
         if self.size != end:

@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, from_json
 
 SHOWN = 80
@@ -22,6 +22,7 @@ _NO_TEXT = re.compile(r"[\ud800-\udfff]")
 """Surrogates: a non-UTF-8 byte as Python keeps it in a name, or half of a UTF-16 character."""
 MOST = 2**53
 """The largest count allowed: JSON and floats represent all integers up to it exactly."""
+Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class ConfigError(Exception):

@@ -7,7 +7,7 @@ difference of two has a paired interval, which is usually narrower than either o
 Shape letters: C columns to sum, S sequences, R resamples, N positions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -77,19 +77,6 @@ def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
     with np.errstate(invalid="ignore", divide="ignore"):  # undefined values become NaN
         value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
         return ResampledStatistic(value, statistic(resampled_CR))
-
-
-def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatistic:
-    """Mean over the runs of several seeds, resampled over seeds and examples together (Sellam et al., MultiBERTs, ICLR
-    2022).
-
-    All seeds share the resamples of the examples. Resample r also draws seeds with replacement, the same ones on every
-    call with as many seeds. So the difference of two results is paired in seeds and examples.
-    """
-    draws = np.random.default_rng(1).integers(len(per_seed), size=(RESAMPLES, len(per_seed)))
-    resampled_RK = np.stack([one.resampled_R for one in per_seed], axis=1)
-    drawn_RK = np.take_along_axis(resampled_RK, draws, axis=1)
-    return ResampledStatistic(float(np.mean([one.value for one in per_seed])), drawn_RK.mean(axis=1))
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:

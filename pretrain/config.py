@@ -5,19 +5,17 @@ The paper's numbers are in `presets.py`; speed and memory are set in `ds_configs
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from data_prep.masking import MASK_RATE
-from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, one_of, parse_override, shown
+from foundation.config import MOST, ConfigError, Count, StrictConfig, did_you_mean, one_of, parse_override, shown
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.electra import Detection
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class, objective_names
 from pretrain.model.config import KINDS, ModelConfig
-
-Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class RunConfig(StrictConfig):

@@ -35,7 +35,7 @@ def concepts() -> Iterator[str]:
             yield f"option {name} {(action.option_strings or [action.dest])[-1]}"
     of_runs = (row[0] for name in PAPER for rows in settings(RunConfig, with_objective(TINY, name)) for row in rows)
     yield from sorted({f"setting {key}" for key in of_runs})
-    yield from (f"setting {row[0]}" for rows in settings(DeepSpeedConfig, None, "deepspeed") for row in rows)
+    yield from (f"setting {row[0]}" for rows in settings(DeepSpeedConfig, None, "deepspeed.") for row in rows)
     of_tasks: tuple[type[StrictConfig], ...] = (GlueConfig, SquadConfig, TaggingConfig)
     yield from sorted({f"setting of fine-tuning {key}" for config in of_tasks for key in config.model_fields})
     yield from (f"objective {name}" for name in BUILT_IN)

@@ -5,7 +5,7 @@ have the same initial weights, order, masks and random draws, and all cells are 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from bench.study.cell import CellResult
 from bench.study.file import Prediction, Study, blimp_measure
 from finetune.reporting.comparisons import resampled
-from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, multi_bootstrap, resample
+from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, resample
 
 Cells = Mapping[tuple[str, int], CellResult]
 """Finished cells by row and seed."""
@@ -97,6 +97,19 @@ class CellMeasure:
         found = [multi_bootstrap([self._found[name, seed] for seed in seeds]) for name in names]
         passed = all(passes(self.cells[name, seed], self.study) for name in names for seed in seeds)
         return Effect((found[0].minus(found[1]) if len(found) > 1 else found[0]).interval(), seeds, passed)
+
+
+def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatistic:
+    """Mean over the runs of several seeds, resampled over seeds and examples together (Sellam et al., MultiBERTs, ICLR
+    2022).
+
+    All seeds share the resamples of the examples. Resample r also draws seeds with replacement, the same ones on every
+    call with as many seeds. So the difference of two results is paired in seeds and examples.
+    """
+    draws = np.random.default_rng(1).integers(len(per_seed), size=(RESAMPLES, len(per_seed)))
+    resampled_RK = np.stack([one.resampled_R for one in per_seed], axis=1)
+    drawn_RK = np.take_along_axis(resampled_RK, draws, axis=1)
+    return ResampledStatistic(float(np.mean([one.value for one in per_seed])), drawn_RK.mean(axis=1))
 
 
 def verdict(prediction: Prediction, effect: Effect) -> str:

@@ -325,7 +325,7 @@ class _MappedShard:
         path = with_suffix(self._prefix, ".mask.bin")
         try:
             return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:  # other errors of a file system may pass
             raise LocalProblem(f"data: {path} cannot be read ({error}); {VERIFY}") from None
 
     def lengths_of(self, items: np.ndarray) -> np.ndarray:

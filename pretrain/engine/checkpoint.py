@@ -13,8 +13,9 @@ moment.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def save(
             remove(partial)
         tensors = (state.weights, *state.moments.values())
         needed = sum(tensor.nbytes for named in tensors for tensor in named.values())
-        free = shutil.disk_usage(next(part for part in (folder, *folder.parents) if part.exists())).free
+        free = shutil.disk_usage(next(part for part in (folder, *folder.parents) if os.path.exists(part))).free  # noqa: PTH110
         raise NotSaved(
             f"step {step}: no checkpoint could be written in {folder} ({error}): it needs {needed / 1e6:,.1f} MB, and"
             f" {free / 1e6:,.1f} MB are free; earlier ones are unchanged"
@@ -140,14 +141,19 @@ def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint
     return next(all_valid(folder, say), None)
 
 
-def all_valid(folder: Path, say: Callable[[str], None] = print) -> Iterator[Checkpoint]:
-    """Yields every checkpoint that is byte for byte as it was written, newest first, each verified on request.
+def all_valid(
+    folder: Path, say: Callable[[str], None] = print, among: Collection[str] | None = None
+) -> Iterator[Checkpoint]:
+    """Yields every checkpoint that is byte for byte as it was written, newest first, each verified on request; only
+    those `among` these steps, if given.
 
     Raises:
         ConfigError: there are checkpoints but none is intact, one is of a later version, or the folder is unreadable.
     """
     damaged, checkpoints = [], _by_step(folder)
     for step, candidate in checkpoints:
+        if among is not None and str(step) not in among:
+            continue
         problem = _damage(candidate, step)
         if problem is None:
             yield Checkpoint(candidate, step)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from foundation.config import MOST, StrictConfig
+from foundation.config import Count, StrictConfig
 
 Auto = Literal["auto"]
 """A value that the run sets; the file says "auto" or leaves it out."""
@@ -16,7 +16,6 @@ Bucket = Annotated[int, Field(ge=0, le=2**31, strict=False)]
 """Elements of a DeepSpeed buffer, at most four times DeepSpeed's default of 5e8; JSON may also say 5e7."""
 Scale = Annotated[float, Field(ge=0, le=2**127)]
 """A loss scale that fp32 can hold."""
-Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 class Section(StrictConfig):

@@ -76,8 +76,7 @@ def warm_up(work: Callable[[], object], times: int) -> None:
 
 def captured(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
     """Captures what this thread launches; others pin memory and watch the communication meanwhile."""
-    context: AbstractContextManager[None] = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-    return context
+    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
 
 
 def replay_micro_batches(model: nn.Module, sample: Any) -> None:

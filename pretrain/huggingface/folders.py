@@ -197,13 +197,13 @@ def read_any_config(folder: Path) -> EncoderSizes:
     return read_encoder_config(folder, values)
 
 
-def read_encoder_config(folder: Path, settings: Mapping[str, Any] | None = None) -> EncoderConfig:
-    """Returns the encoder configuration in `settings` or, by default, in the folder's `config.json`.
+def read_encoder_config(folder: Path, values: Mapping[str, Any]) -> EncoderConfig:
+    """Returns the encoder configuration in the `values` of the folder's `config.json`.
 
     Raises:
         ConfigError: it is not an ELECTRA, or one with settings that this implementation lacks.
     """
-    path, values = folder / "config.json", settings or read_config(folder)
+    path = folder / "config.json"
     if values.get("model_type") not in (STOCK_MODEL_TYPE, RELATIVE_MODEL_TYPE):
         raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; name an ELECTRA model")
     try:

@@ -21,13 +21,19 @@ def launchers() -> list[psutil.Process]:
         one host           deepspeed -> node launcher -> ranks
         several, by pdsh   deepspeed -> pdsh -> ssh  ~~>  sshd -> node launcher -> ranks
     """
-    found = psutil.Process().parents()[:1] if "RANK" in os.environ else []  # none above a container's first process
+    found = _parents(psutil.Process())[:1] if "RANK" in os.environ else []  # none above a container's first process
     job = {part for parent in found for part in _arguments(parent) if part.startswith(("--world_info=", "--master_"))}
     for process in psutil.process_iter() if job else ():
         if job <= set(_arguments(process)):
-            found += [process, *process.parents()[:1]]
-    above = (ancestor for process in (psutil.Process(), *found) for ancestor in process.parents())
+            found += [process, *_parents(process)[:1]]
+    above = (ancestor for process in (psutil.Process(), *found) for ancestor in _parents(process))
     return found + [one for one in above if any(part.endswith(SUPERVISORS) for part in _arguments(one)[:3])]
+
+
+def _parents(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):  # /proc may hide other users' processes
+        return process.parents()
+    return []
 
 
 def _arguments(process: psutil.Process) -> list[str]:

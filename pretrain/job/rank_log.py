@@ -90,7 +90,7 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     record = EndRecord.of(rank)
     write_record(folder, record)
-    log = rank_log(folder, rank).open("a", buffering=1)
+    log = rank_log(folder, rank).open("a", buffering=1, encoding="utf-8")
     log.write(f"--- {record.time} {record.name}, process {record.process}\n")
     sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
     faulthandler.enable(log, all_threads=False)
@@ -124,13 +124,13 @@ class Both(io.TextIOBase):
         with contextlib.suppress(OSError):  # full disk; the text stays buffered until there is room
             self._log.write(shown)
         if self._stream:
-            with contextlib.suppress(BrokenPipeError):  # the reader has ended; the rank must still save
+            with contextlib.suppress(OSError):  # its reader has ended, or its disk is full; the rank must still save
                 self._stream.write(shown)
         return len(text)
 
     def flush(self) -> None:
         if self._stream:
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(OSError):
                 self._stream.flush()
 
     def isatty(self) -> bool:

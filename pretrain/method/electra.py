@@ -115,8 +115,7 @@ class Detection(Objective):
         """
         input_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, batch.masked_valid_BK, tokens_BK)
         hidden_BLH = self.discriminator(input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-        d_BL: Tensor = self.discriminator_predictions(hidden_BLH)
-        return d_BL, input_ids_BL != batch.input_ids_BL
+        return self.discriminator_predictions(hidden_BLH), input_ids_BL != batch.input_ids_BL
 
 
 class ReplacementConfig(DetectionConfig, PredictionConfig):
@@ -196,5 +195,4 @@ def masked_states(encoder: Encoder, batch: Batch, special_mask_id: int, keep_fra
     change_BK = batch.masked_valid_BK & (batch.keep_uniforms_BK >= keep_fraction)
     masked_ids_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, change_BK, mask_BK)
     hidden_BLH = encoder(masked_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-    at_masked_BKH: Tensor = AtPositions.apply(hidden_BLH, batch.masked_positions_BK)
-    return at_masked_BKH
+    return AtPositions.apply(hidden_BLH, batch.masked_positions_BK)

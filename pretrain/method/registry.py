@@ -81,8 +81,7 @@ def objective_class(name: str) -> "type[Objective]":
     """Returns the class of a built-in objective or of a loaded sampler."""
     if name in LOADED:
         return LOADED[name].kind
-    found: type[Objective] = resolve_name(BUILT_IN[name])
-    return found
+    return resolve_name(BUILT_IN[name])
 
 
 def load_objective(given: str) -> str:

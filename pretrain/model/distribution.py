@@ -163,7 +163,7 @@ class Dense(Distribution):
     def log_p(self, ids_X: Tensor) -> Tensor:
         if self._scores_XV is None:
             return self.log_at(ids_X)
-        return log_probability(self._scores_XV, self.weights_XV, ids_X, self.top_X)
+        return _LogProbability.apply(self._scores_XV, self.weights_XV, self.top_X, ids_X)
 
     def log_at(self, ids_X: Tensor) -> Tensor:
         weight_X = self.weights_XV.gather(-1, ids_X[..., None]).squeeze(-1)
@@ -175,8 +175,13 @@ class Dense(Distribution):
         p.top_X = self.top_X
         return p
 
+    @torch.no_grad()
     def entropy(self) -> Tensor:
-        return entropy(self.weights_XV)
+        entropies = []
+        for weights_RV in self.weights_XV.flatten(0, -2).split(ENTROPY_ROWS):
+            p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
+            entropies.append(-torch.xlogy(p_RV, p_RV).sum(-1))  # 0 log 0 is 0
+        return torch.cat(entropies).view(self.weights_XV.shape[:-1])
 
     @torch.no_grad()
     def tempered(self, temperature: float) -> "Dense":
@@ -217,16 +222,13 @@ def hp_loss_weights(
     return (loss_XV if exponent == 1 else loss_XV.pow_(exponent)).mul_(p_G_XV)
 
 
-def log_probability(logits_XV: Tensor, p_XV: Tensor, ids_X: Tensor, top_X: Tensor | None = None) -> Tensor:
-    """Returns `logits.log_softmax(-1).gather(-1, ids)`, [X], with its gradient, but with less memory.
-
-    `p` is the softmax of the logits, without gradient. `top` is the most likely token, if known: the result is computed
-    relative to it, since its probability cannot round to zero. The backward makes one tensor [X, V]; autograd's, three.
-    """
-    return _LogProbability.apply(logits_XV, p_XV, largest(logits_XV) if top_X is None else top_X, ids_X)
-
-
 class _LogProbability(torch.autograd.Function):
+    """`logits.log_softmax(-1).gather(-1, ids)`, [X], with less memory: the backward makes one tensor [X, V], not three.
+
+    `p` is the softmax of the logits, without gradient. The result is computed relative to `top`, the most likely token,
+    since its probability cannot round to zero.
+    """
+
     @staticmethod
     def forward(ctx: Any, logits_XV: Tensor, p_XV: Tensor, top_X: Tensor, ids_X: Tensor) -> Tensor:
         ctx.save_for_backward(p_XV, ids_X)
@@ -243,16 +245,6 @@ class _LogProbability(torch.autograd.Function):
         with in_any_order():
             gradient_XV = (p_XV * -gradient_X1).scatter_add_(-1, ids_X[..., None], gradient_X1)
         return gradient_XV, None, None, None
-
-
-@torch.no_grad()
-def entropy(weights_XV: Tensor) -> Tensor:
-    """Returns the entropy in nats of the distribution proportional to the weights, [X]; takes a few rows at a time."""
-    entropies = []
-    for weights_RV in weights_XV.flatten(0, -2).split(ENTROPY_ROWS):
-        p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
-        entropies.append(-torch.xlogy(p_RV, p_RV).sum(-1))  # 0 log 0 is 0
-    return torch.cat(entropies).view(weights_XV.shape[:-1])
 
 
 @torch.no_grad()

@@ -238,8 +238,7 @@ class ElectraEncoder(Encoder):
         hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
-        hidden_BLH: Tensor = self.encoder(hidden_BLX, attention_mask_BL)
-        return hidden_BLH
+        return self.encoder(hidden_BLX, attention_mask_BL)
 
 
 class Packing(NamedTuple):
@@ -311,8 +310,7 @@ class LayerStack(Stack):
         max_distance = self.config.relative_attention_max_distance
 
         def relative(distance_X: Tensor) -> Tensor:
-            bias_XN: Tensor = self.relative_attention_bias(relative_bucket(distance_X, buckets, max_distance))
-            return bias_XN
+            return self.relative_attention_bias(relative_bucket(distance_X, buckets, max_distance))
 
         given, reach = (relative, max_distance) if self.config.relative_position else (None, visible_BL.shape[1])
         head_size = self.config.hidden_size // self.config.num_attention_heads
@@ -371,8 +369,7 @@ class Intermediate(nn.Module):
         self.dense = ops.GeluLinear(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
-        expanded_TF: Tensor = self.dense(hidden_TH)
-        return expanded_TF
+        return self.dense(hidden_TH)
 
 
 class ResidualOutput(nn.Module):
@@ -385,8 +382,7 @@ class ResidualOutput(nn.Module):
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
-        output_TH: Tensor = self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
-        return output_TH
+        return self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
 
 
 def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> None:

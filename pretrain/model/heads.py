@@ -27,8 +27,7 @@ class VocabularyTransform(nn.Module):
         initialize_matrix(self.dense, config.initializer_range)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
-        projected_XE: Tensor = self.LayerNorm(self.dense(hidden_XH))
-        return projected_XE
+        return self.LayerNorm(self.dense(hidden_XH))
 
 
 class VocabularyScores(nn.Module):
@@ -83,13 +82,11 @@ class Scores(NamedTuple):
 
     def all(self) -> Tensor:
         """Returns the scores of every token, [X, V]."""
-        scores_XV: Tensor = self.head(self.hidden_XE, self.embeddings, frozen=self.frozen)
-        return scores_XV
+        return self.head(self.hidden_XE, self.embeddings, frozen=self.frozen)
 
     def of(self, ids_X: Tensor) -> Tensor:
         """Returns the scores of one token per row, [X]."""
-        scores_X: Tensor = self.head(self.hidden_XE, self.embeddings, ids_X, self.frozen)
-        return scores_X
+        return self.head(self.hidden_XE, self.embeddings, ids_X, self.frozen)
 
     def softmax(self) -> Distribution:
         """Returns the softmax of all scores, in the form that this machine computes fastest."""

@@ -74,8 +74,7 @@ class WordEmbeddings(TokenEmbeddings):
         initialize_matrix(self.word_embeddings, config.initializer_range)
 
     def forward(self, input_ids_BL: Tensor) -> Tensor:
-        embedded_BLE: Tensor = self.word_embeddings(input_ids_BL)
-        return embedded_BLE
+        return self.word_embeddings(input_ids_BL)
 
 
 class DisentangledWords(Disentangled, WordEmbeddings):
@@ -108,8 +107,7 @@ class ModernEncoder(Encoder):
         hidden_BLX = self.embeddings(input_ids_BL)
         if self.config.embedding_size != self.config.hidden_size:
             hidden_BLX = self.embeddings_project(hidden_BLX)
-        hidden_BLH: Tensor = self.encoder(self.norm(hidden_BLX), attention_mask_BL)
-        return hidden_BLH
+        return self.encoder(self.norm(hidden_BLX), attention_mask_BL)
 
 
 class ModernStack(Stack):
@@ -162,8 +160,7 @@ class ModernLayer(nn.Module):
         )
         context_TH = packing.pack(context_BNLD.transpose(1, 2).flatten(2))
         hidden_TH = hidden_TH + self.dropout(self.attn["Wo"](context_TH))
-        fed_TH: Tensor = self.mlp["Wo"](ops.gated_gelu(self.mlp["Wi"](self.mlp_norm(hidden_TH))))
-        return hidden_TH + fed_TH
+        return hidden_TH + self.mlp["Wo"](ops.gated_gelu(self.mlp["Wi"](self.mlp_norm(hidden_TH))))
 
 
 def rotation(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:
@@ -203,8 +200,7 @@ class ModernDiscriminatorHead(nn.Module):
         initialize_matrix(self.dense_prediction, config.hidden_size**-0.5)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
-        d_X1: Tensor = self.dense_prediction(self.LayerNorm(F.gelu(self.dense(hidden_XH))))
-        return full_precision(d_X1.squeeze(-1))
+        return full_precision(self.dense_prediction(self.LayerNorm(F.gelu(self.dense(hidden_XH)))).squeeze(-1))
 
 
 def output_deviation(config: ModernConfig) -> float:

@@ -70,10 +70,7 @@ def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.B
     local = table_NR is None and tiles_NTMK is not None
     tiles_NTMK = query_BNLD.new_zeros(1, 3, side, side) if tiles_NTMK is None else tiles_NTMK
     tiles_NTMK = tiles_NTMK.expand(query_BNLD.shape[1], -1, -1, -1).contiguous()
-    context_BNLD: Tensor = _Attend.apply(
-        query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout, local
-    )
-    return context_BNLD
+    return _Attend.apply(query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout, local)
 
 
 def dropout_of(p: float, device: torch.device, bits: int) -> tuple[Tensor | None, int, float]:

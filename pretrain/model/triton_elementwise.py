@@ -40,16 +40,14 @@ def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     """Computes `ops.gelu_linear`."""
     if input_XI.dtype == torch.float64:
         return F.gelu(F.linear(input_XI, weight_OI, bias_O))
-    output_XO: Tensor = _GeluLinear.apply(input_XI, weight_OI, bias_O)
-    return output_XO
+    return _GeluLinear.apply(input_XI, weight_OI, bias_O)
 
 
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Computes `ops.linear`."""
     if bias_O is None or torch.compiler.is_compiling():
         return F.linear(input_XI, weight_OI, bias_O)
-    output_XO: Tensor = _Linear.apply(input_XI, weight_OI, bias_O)
-    return output_XO
+    return _Linear.apply(input_XI, weight_OI, bias_O)
 
 
 def linears(input_XI: Tensor, layers: Sequence[ops.Linear]) -> tuple[Tensor, ...]:
@@ -57,8 +55,7 @@ def linears(input_XI: Tensor, layers: Sequence[ops.Linear]) -> tuple[Tensor, ...
     if torch.compiler.is_compiling():
         return tuple(F.linear(input_XI, layer.weight, layer.bias) for layer in layers)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    outputs: tuple[Tensor, ...] = _Linears.apply(input_XI, *weights, *biases)
-    return outputs
+    return _Linears.apply(input_XI, *weights, *biases)
 
 
 def norm_residual(
@@ -67,8 +64,7 @@ def norm_residual(
     """Computes `ops.norm_residual`."""
     if values_XH.dtype == torch.float64:
         return F.layer_norm(residual_XH + F.dropout(values_XH, p), weight_H.shape, weight_H, bias_H, eps)
-    output_XH: Tensor = _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps)
-    return output_XH
+    return _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps)
 
 
 def column_sums(values_MRC: Tensor, dtype: torch.dtype) -> Tensor:

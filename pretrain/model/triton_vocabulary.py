@@ -93,11 +93,8 @@ class Softmax(Distribution):
 
     def log_p(self, ids_X: Tensor) -> Tensor:
         """Returns the log-probability of one token per row, [X]."""
-        ids_R = ids_X.flatten()
-        log_p_R: Tensor = _LogP.apply(
-            self._hidden_XE.flatten(0, -2), self._table_VE, self._bias_V, self._normalizer_R, ids_R
-        )
-        return log_p_R.view(self._leading)
+        inputs = self._hidden_XE.flatten(0, -2), self._table_VE, self._bias_V, self._normalizer_R, ids_X.flatten()
+        return _LogP.apply(*inputs).view(self._leading)
 
     def block(self, block_X1: Tensor) -> Tensor:
         return self.weights_of_block(

@@ -5,7 +5,6 @@ silently trains on the local machine; of two hosts on a line, it reads only the 
 """
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 import re
@@ -15,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def facts(data: Sequence[str]) -> dict[str, Any]:
     return {
         "code": code.hexdigest()[:12],
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        **{package: next((one.version for one in distributions(name=package)), "missing") for package in PACKAGES},
         **{f"data {key}": file_sha256(path)[:12] if path.is_file() else "missing" for key, path in manifests.items()},
         "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
         "cores": cores(),

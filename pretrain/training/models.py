@@ -154,7 +154,8 @@ def load_trained(folder: Path, step: int | None = None, average: int = 1) -> tup
     (last,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
     if average == 1:
         return load_checkpoint(description, last), last.step
-    averaged = [found for found in choose_checkpoints(folder, ("all",)) if found.step <= last.step][-average:]
+    up_to_last = (found for found in all_valid(folder / CHECKPOINTS) if found.step <= last.step)
+    averaged = [*islice(up_to_last, average)][::-1]
     if len(averaged) < average:
         raise ConfigError(
             f"average: got {average}, but {folder} has {counted(len(averaged), 'intact checkpoint')} up to step"
@@ -175,19 +176,19 @@ def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
     Raises:
         ConfigError: there is none, or none at one of the steps.
     """
-    found = all_valid(run / CHECKPOINTS)
+    named = () if tuple(steps) in (("newest",), ("all",)) else steps
+    found = all_valid(run / CHECKPOINTS, among=named or None)
     chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
-    if not chosen:
+    missing = [step for step in named if step not in {str(one.step) for one in chosen}]
+    others = [str(one.step) for one in all_valid(run / CHECKPOINTS)][::-1] if missing else []
+    if not chosen and not others:
         raise ConfigError(f"run: {run} has no complete checkpoint yet; train longer, or name another run")
-    if tuple(steps) in (("newest",), ("all",)):
-        return chosen
-    by_step = {str(checkpoint.step): checkpoint for checkpoint in chosen}
-    if missing := [step for step in steps if step not in by_step]:
+    if missing:
         raise ConfigError(
             f"steps: got {' '.join(missing)}, expected newest, all, or steps at which {run} has checkpoints:"
-            f" {' '.join(by_step)}"
+            f" {' '.join(others)}"
         )
-    return [by_step[step] for step in sorted(set(steps), key=int)]
+    return chosen
 
 
 def load_checkpoint(description: RunDescription, checkpoint: Checkpoint) -> Objective:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -72,7 +73,8 @@ def require_finite(result: StepResult, loss: float, step: int, batches: Training
         return
     index, epoch = batches.sequences(step)
     path = folder / f"nonfinite-step-{step}.json"
-    path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
+    with suppress(OSError):  # a full disk must not hide the reason
+        path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
     scale = f"loss scale {result.loss_scale:g}" + (" cannot fall further" if result.fatal else "")
     raise FloatingPointError(
         f"step {step}: the gradient is not finite (loss {loss:g}, {scale}) and no weight was updated;"

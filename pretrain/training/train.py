@@ -73,8 +73,9 @@ def train_rank(plan: Plan) -> int:
 
 def is_finished(plan: Plan) -> bool:
     """Returns whether the run folder holds an intact checkpoint of the last step."""
-    with suppress(ConfigError):
-        newest = newest_valid(plan.folder / CHECKPOINTS, say=lambda line: None)  # said when the run resumes
+    last = plan.folder / CHECKPOINTS / f"step-{plan.run.optim.steps:08d}"
+    with suppress(ConfigError):  # said when the run resumes
+        newest = newest_valid(last.parent, say=lambda line: None) if last.is_dir() else None
         return newest is not None and newest.step == plan.run.optim.steps
     return False
 
@@ -97,7 +98,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
         print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
-        resumes = any((plan.folder / CHECKPOINTS).glob("step-*[0-9]"))  # intact or not
+        resumes = any((plan.folder / CHECKPOINTS).glob("step-" + 8 * "[0-9]"))  # intact or not
         model, state = initial_state(plan.description, plan.sources, resumes)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for warning in plan_warnings(plan, parameters, machine):

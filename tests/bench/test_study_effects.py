@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from bench.study.effects import CellMeasure, examples_resampled, passes, verdict
-from foundation.stats import counts_RS
+from bench.study.effects import CellMeasure, examples_resampled, multi_bootstrap, passes, verdict
+from foundation.stats import ResampledStatistic, counts_RS, mean, resample
 from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, judgment, make_cell
 
 
@@ -101,3 +101,41 @@ def test_a_cell_that_fails_a_gate_decides_nothing() -> None:
     assert passes(make_cell("base", 0), STUDY)
     failing = cells(*WHOLE) | {("base", 3): make_cell("base", 3, **{"MLM loss": 5.6})}
     assert verdict(MORE, CellMeasure(failing, "BLiMP", STUDY).difference("better row", "base")) == "gates not passed"
+
+
+def mean_of(scores_S: np.ndarray) -> ResampledStatistic:
+    return resample(np.stack((scores_S, np.ones_like(scores_S))), mean)
+
+
+def test_the_multi_bootstrap_is_the_mean_over_drawn_seeds_of_the_drawn_examples_mean() -> None:
+    """Against loops over resamples, seeds and examples."""
+    scores = np.random.default_rng(0).normal(size=(3, 7))  # seeds, examples
+    found = multi_bootstrap([mean_of(row) for row in scores])
+    assert found.value == pytest.approx(scores.mean())
+    drawn = np.random.default_rng(1).integers(3, size=(1000, 3))
+    for seeds, count, value in zip(drawn, counts_RS(7), found.resampled_R, strict=True):
+        examples = [example for example in range(7) for _ in range(int(count[example]))]
+        assert value == pytest.approx(np.mean([scores[seed, example] for seed in seeds for example in examples]))
+
+
+def test_the_multi_bootstrap_adds_the_variances_of_seeds_and_of_examples() -> None:
+    """For scores = seed effect + example effect + noise, the variance of the mean is known."""
+    random, seeds, examples = np.random.default_rng(0), 200, 500
+    of_seed, of_example = random.normal(0, 0.5, (seeds, 1)), random.normal(0, 1.0, (1, examples))
+    scores = of_seed + of_example + random.normal(0, 0.1, (seeds, examples))
+    found = multi_bootstrap([mean_of(row) for row in scores])
+    known = of_seed.var() / seeds + of_example.var() / examples
+    assert found.resampled_R.std() == pytest.approx(known**0.5, rel=0.08)
+
+
+def test_a_difference_of_two_multi_bootstraps_is_paired_over_seeds_and_examples() -> None:
+    random = np.random.default_rng(0)
+    common = random.normal(0, 1, (6, 1)) + random.normal(0, 1, (1, 400))
+    one, other = (
+        multi_bootstrap([mean_of(row) for row in common + random.normal(shift, 0.1, common.shape)])
+        for shift in (0.05, 0.0)
+    )
+    _, low, high = one.minus(other).interval() or ()
+    assert 0 < low < 0.05 < high < 0.1
+    _, low, high = one.interval() or ()
+    assert high - low > 0.5  # unpaired, it could not show a difference of .05

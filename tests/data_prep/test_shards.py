@@ -100,3 +100,8 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, items, damage):
     with pytest.raises(ConfigError, match="shard") as caught:
         IndexedFile(tmp_path / "shard")
     assert "\n" not in str(caught.value)
+
+
+def test_an_error_of_the_file_system_is_not_called_damage(tmp_path):
+    with pytest.raises(OSError, match="File name too long"):
+        IndexedFile(tmp_path / ("too long a name" * 20))

@@ -12,9 +12,7 @@ from foundation.stats import (
     auc,
     binary_entropy,
     correlation,
-    counts_RS,
     mean,
-    multi_bootstrap,
     placements,
     resample,
     sums,
@@ -113,39 +111,6 @@ def test_a_thousand_resamples_of_half_a_million_positions_take_seconds() -> None
     started = time.process_time()
     auc(score, positive, sequence, 4096)
     assert time.process_time() - started < 10  # a plain loop over resamples takes minutes
-
-
-def test_the_multi_bootstrap_is_the_mean_over_drawn_seeds_of_the_drawn_examples_mean() -> None:
-    """Against loops over resamples, seeds and examples."""
-    scores = np.random.default_rng(0).normal(size=(3, 7))  # seeds, examples
-    found = multi_bootstrap([mean_of(row, np.arange(7)) for row in scores])
-    assert found.value == pytest.approx(scores.mean())
-    drawn = np.random.default_rng(1).integers(3, size=(1000, 3))
-    for seeds, count, value in zip(drawn, counts_RS(7), found.resampled_R, strict=True):
-        examples = [example for example in range(7) for _ in range(int(count[example]))]
-        assert value == pytest.approx(np.mean([scores[seed, example] for seed in seeds for example in examples]))
-
-
-def test_the_multi_bootstrap_adds_the_variances_of_seeds_and_of_examples() -> None:
-    """For scores = seed effect + example effect + noise, the variance of the mean is known."""
-    random, seeds, examples = np.random.default_rng(0), 200, 500
-    of_seed, of_example = random.normal(0, 0.5, (seeds, 1)), random.normal(0, 1.0, (1, examples))
-    scores = of_seed + of_example + random.normal(0, 0.1, (seeds, examples))
-    found = multi_bootstrap([mean_of(row, np.arange(examples)) for row in scores])
-    known = of_seed.var() / seeds + of_example.var() / examples
-    assert found.resampled_R.std() == pytest.approx(known**0.5, rel=0.08)
-
-
-def test_a_difference_of_two_multi_bootstraps_is_paired_over_seeds_and_examples() -> None:
-    random = np.random.default_rng(0)
-    common = random.normal(0, 1, (6, 1)) + random.normal(0, 1, (1, 400))
-    one, other = (
-        multi_bootstrap([mean_of(row, np.arange(400)) for row in common + random.normal(shift, 0.1, common.shape)])
-        for shift in (0.05, 0.0)
-    )
-    _, low, high = interval(one.minus(other))
-    assert 0 < low < 0.05 < high < 0.1
-    assert interval(one)[2] - interval(one)[1] > 0.5  # unpaired, it could not show a difference of .05
 
 
 def test_placements_average_to_the_auc_over_either_class_and_ties_count_half() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,20 @@ def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
         ConfigError, match=r"average: got 5, but .* has 4 intact checkpoints up to step 4; use --average 4"
     ):
         main(ExportOptions(run=run, out=tmp_path / "more", average=5))
+
+
+def test_an_export_of_one_step_reads_no_other_checkpoint(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run may keep hundreds of them."""
+    run = untouched_run(tmp_path / "run", shards_folder, "mlm")
+    shutil.copytree(run / CHECKPOINTS / "step-00000001", run / CHECKPOINTS / "step-00000002")  # damaged: of step 1
+    main(ExportOptions(run=run, out=tmp_path / "out", step=1))
+    assert "is not used" not in capsys.readouterr().out
+    main(ExportOptions(run=run, out=tmp_path / "newest"))
+    assert "step-00000002 is not used" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"steps: got 2, expected newest, all, or steps .*: 1$"):
+        main(ExportOptions(run=run, out=tmp_path / "other", step=2))
 
 
 def test_an_export_into_a_link_leaves_the_link_and_a_users_folder_beside_it_alone(

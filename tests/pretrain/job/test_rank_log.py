@@ -127,6 +127,13 @@ def test_a_rank_whose_terminal_is_gone_continues_and_logs_its_output(tmp_path: P
     assert "its end\nan error\nsaved\n" in (tmp_path / "logs" / "rank-0003.log").read_text()
 
 
+def test_a_rank_whose_terminal_is_a_file_on_a_full_disk_continues_and_logs_its_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(end="print('saved', flush=True); os._exit(0)"), str(tmp_path)]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(command, cwd=REPOSITORY, stdout=full, stderr=full, timeout=60).returncode == 0
+    assert "its end\nan error\nsaved\n" in (tmp_path / "logs" / "rank-0003.log").read_text()
+
+
 def ends(*reasons: Reason | None) -> list[EndRecord]:
     return [EndRecord(rank, f"node{rank}", 7, "now", reason) for rank, reason in enumerate(reasons)]
 

@@ -38,6 +38,13 @@ def test_a_stop_file_counts_even_before_the_start_until_it_is_withdrawn(tmp_path
     stop.withdraw(pytest.fail)
 
 
+def test_a_stop_file_that_cannot_be_looked_up_is_none(tmp_path: Path) -> None:
+    folder = tmp_path / ("too long a name" * 20)
+    with pytest.raises(OSError, match="File name too long"):
+        (folder / "stop").stat()
+    assert not StopRequest(folder)
+
+
 def test_signals_have_their_usual_effect_after_the_run(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     with StopRequest(tmp_path):

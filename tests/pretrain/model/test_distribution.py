@@ -13,11 +13,9 @@ from pretrain.model.distribution import (
     BLOCK,
     ENTROPY_ROWS,
     Dense,
-    entropy,
     hp_loss_weights,
     inverse_cdf,
     largest,
-    log_probability,
 )
 
 SEEDS = (0, 1, 2)
@@ -112,8 +110,9 @@ def test_the_entropy_is_scipys_even_with_zero_probabilities(rows: int) -> None:
     weights[:, 0, :5] = 0
     weights[:, 1, 1:] = 0
     expected = scipy.stats.entropy(weights.numpy(), axis=-1)
-    assert entropy(weights).numpy() == pytest.approx(expected, abs=1e-12)
-    assert not entropy(weights)[:, 1].any()
+    found = Dense(weights, False).entropy()
+    assert found.numpy() == pytest.approx(expected, abs=1e-12)
+    assert not found[:, 1].any()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -137,7 +136,7 @@ def test_the_log_probability_and_its_gradient_are_those_of_autograd() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(4, 3, 11, dtype=torch.float64) * 5).requires_grad_()
     ids, above = torch.randint(11, (4, 3)), torch.randn(4, 3, dtype=torch.float64)
-    ours = log_probability(logits, logits.detach().softmax(-1), ids)
+    ours = Dense.softmax(logits).log_p(ids)
     theirs = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
     assert torch.allclose(ours, theirs, rtol=1e-14)
     gradients = [torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs)]
@@ -146,9 +145,8 @@ def test_the_log_probability_and_its_gradient_are_those_of_autograd() -> None:
 
 def test_the_log_probability_is_exact_even_if_the_probability_rounds_to_zero_or_one() -> None:
     logits = torch.tensor([300.0, 0.0, 299.5])
-    p, top = logits.softmax(-1), torch.tensor(0)
-    found = [log_probability(logits, p, torch.tensor(token), top).item() for token in range(3)]
-    assert p[1] == 0
+    found = Dense.softmax(logits.expand(3, 3).requires_grad_()).log_p(torch.arange(3)).tolist()
+    assert logits.softmax(-1)[1] == 0
     assert found == pytest.approx(logits.double().log_softmax(-1).tolist(), rel=1e-6)
 
 

@@ -1,5 +1,6 @@
 """Claims about hostfiles and the comparison of hosts; tests/cluster asks real hosts by ssh."""
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,11 @@ def test_each_difference_is_one_line(change: dict[str, object], problem: str) ->
     assert problem in line
 
 
-def test_data_missing_on_a_host_is_a_difference(shards_folder: Path, tmp_path: Path) -> None:
-    assert facts([str(tmp_path)])[f"data {tmp_path}"] == "missing"
+def test_what_is_missing_on_a_host_is_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pretrain.training.hosts.PACKAGES", ("torch", "no-such-package"))
+    found = facts([str(tmp_path)])
+    assert found[f"data {tmp_path}"] == found["no-such-package"] == "missing"
+    assert found["torch"] == importlib.metadata.version("torch")
 
 
 def test_a_nonexistent_host_is_named() -> None:
