@@ -199,11 +199,17 @@ GPUS = {
         80 * GIB,
         (8, 0),
     ),
-    ("h100", "bf16"): Machine("H100", 185e12, "an A100's share, 19%, of 989 TFLOP/s (assumed)", 80 * GIB, (9, 0)),
+    ("h100", "bf16"): Machine(
+        "H100",
+        225e12,
+        "23% of 989 TFLOP/s: base at length 512 on one, with CUDA graphs; 1.8 to 2.6 times slower without",
+        80 * GIB,
+        (9, 0),
+    ),
 }
 """GPUs by name and precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance;
-google-research/electra's README; NVIDIA's data sheets. A speed is the published sequences per second times the FLOPs
-counted here; the memory is that of the largest version sold."""
+google-research/electra's README; NVIDIA's data sheets. docs/evidence/gpu.md (H100). A speed is sequences per second times
+the FLOPs counted here; the memory is that of the largest version sold."""
 
 
 class Sizes(NamedTuple):
