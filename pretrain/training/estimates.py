@@ -208,8 +208,8 @@ GPUS = {
     ),
 }
 """GPUs by name and precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance;
-google-research/electra's README; NVIDIA's data sheets. docs/evidence/gpu.md (H100). A speed is sequences per second times
-the FLOPs counted here; the memory is that of the largest version sold."""
+google-research/electra's README; NVIDIA's data sheets; docs/evidence/gpu.md (H100). A speed is sequences per second
+times the FLOPs counted here; the memory is that of the largest version sold."""
 
 
 class Sizes(NamedTuple):
