@@ -33,4 +33,4 @@ def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, 
         device_type=world.device.type,
         clipping=run.optim.gradient_clipping,
     )
-    return Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world, shapes_stay=True)
+    return Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world, few_shapes=True)

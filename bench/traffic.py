@@ -124,7 +124,7 @@ def measure(config: str, options: TrafficOptions, world: "World") -> Traffic:
         for _ in range(STEPS):
             step()
     counts = torch.tensor([collectives.bytes, bytes_sent() - before], dtype=torch.float64)
-    asked, sent = (engine.sum_over_ranks(counts) / world.world_size / STEPS).tolist()
+    asked, sent = (world.sum_over_ranks(counts) / world.world_size / STEPS).tolist()
     least = least_traffic(
         engine.config.stage, parameters, engine.dtype.itemsize, world.world_size, options.micro_batches
     )

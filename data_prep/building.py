@@ -16,7 +16,7 @@ from data_prep.pipeline import build_shard, copies_digest
 from data_prep.planning import Shard, Task
 from data_prep.reading import Reader, hashed, text_digest
 from data_prep.shards import file_problems
-from data_prep.unpacking import can_seek, make_index
+from data_prep.unpacking import can_seek, make_seek_index
 from data_prep.workers import Pool
 from foundation.config import ConfigError
 from foundation.progress import Progress
@@ -35,7 +35,7 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     for task in tasks:
         part = task[0].ranges[0]
         if part.start == 0 and part.end is not None and len(task) == 1 and can_seek(part.source):
-            make_index(part.source, output / WORK_NAME)
+            make_seek_index(part.source, output / WORK_NAME)
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
     with Progress(sum(shard.size for task in tasks for shard in task), "shards") as progress:
         work = ((task, [places.get(shard.number) for shard in task]) for task in tasks)

@@ -71,13 +71,13 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
     size = inf  # bytes of text in the last shard, to which a small file may be added
     for source in filter(lambda source: source.size, sources):
         text = _text_size(source)
-        ranges, is_sought = _cut(source, budget) if text > budget else ([Range(source, size=source.size)], True)
+        ranges, is_seekable = _cut(source, budget) if text > budget else ([Range(source, size=source.size)], True)
         if len(ranges) == 1 and size + text <= budget:
             tasks[-1][0].ranges.append(ranges[0])
             size += text
             continue
         shards = [Shard(next(numbers), [part]) for part in ranges]
-        tasks += [[shard] for shard in shards] if is_sought else [shards]
+        tasks += [[shard] for shard in shards] if is_seekable else [shards]
         size = text if len(ranges) == 1 else inf
     return tasks
 
@@ -99,14 +99,14 @@ def _cut(source: Source, budget: float) -> tuple[list[Range], bool]:
     """Returns the ranges of a large file, and whether each can be read without the ranges before it."""
     bounds: list[tuple[int, int | None]]
     if is_table(source.path):
-        bounds, is_sought = [*pairwise(_groups_at_once(group_sizes(source.path), budget))], True
+        bounds, is_seekable = [*pairwise(_groups_at_once(group_sizes(source.path), budget))], True
     else:
         text, is_packed = measured_size(source)
         parts = max(1, ceil(text / budget - _TOO_LARGE))
         starts = [text * number // parts for number in range(parts)]
         bounds = [*zip(starts, [*starts[1:], None], strict=True)]
-        is_sought = not is_packed or can_seek(source)
-    return [Range(source, start, end, source.size // len(bounds)) for start, end in bounds], is_sought
+        is_seekable = not is_packed or can_seek(source)
+    return [Range(source, start, end, source.size // len(bounds)) for start, end in bounds], is_seekable
 
 
 def _groups_at_once(sizes: Sequence[int], budget: float) -> Iterator[int]:

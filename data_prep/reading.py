@@ -31,7 +31,7 @@ from data_prep.formats import (
 )
 from data_prep.planning import Range, Shard
 from data_prep.sources import Source
-from data_prep.unpacking import DAMAGED, index_path, open_sought, opened, unpacked
+from data_prep.unpacking import DAMAGED, index_path, open_seekable, opened, unpacked
 from foundation.config import ConfigError
 
 CHUNK = 2_000_000  # bytes of text
@@ -180,7 +180,7 @@ class Reader(ExitStack):
         beginning = (packed or raw).read(BEGINNING)
         if packed and not (start and self._indices and index_path(source, self._indices).is_file()):
             return _Text(source, packed, beginning, 0, beginning, self._reading, self._longest)
-        stream = self.enter_context(open_sought(source, self._indices)) if packed and self._indices else raw
+        stream = self.enter_context(open_seekable(source, self._indices)) if packed and self._indices else raw
         stream.seek(start)
         return _Text(source, stream, beginning, start, b"", self._reading, self._longest)
 

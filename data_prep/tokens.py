@@ -257,9 +257,8 @@ def _encode_fast(encoder: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.nda
 
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_buffer(
-            (folder / "tokenizer.json").read_bytes()
-        )  # not by path, which would have to be UTF-8
+        # not by path, which would have to be UTF-8
+        return Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
     configuration = folder / "tokenizer_config.json"
     settings = json.loads(configuration.read_text("utf-8")) if configuration.is_file() else {}
     normalizer = None

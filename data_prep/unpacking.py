@@ -166,8 +166,8 @@ def can_seek(source: Source) -> bool:
     return False
 
 
-def make_index(source: Source, folder: Path) -> None:
-    """Decompresses a file, on all cores, to write the index that `open_sought` needs.
+def make_seek_index(source: Source, folder: Path) -> None:
+    """Decompresses a file, on all cores, to write the index that `open_seekable` needs.
 
     Raises:
         ConfigError: the file is damaged.
@@ -188,8 +188,8 @@ def make_index(source: Source, folder: Path) -> None:
     raise ConfigError(f"input: {source.path} cannot be read to the end ({problem}); replace the file")
 
 
-def open_sought(source: Source, folder: Path) -> Any:
-    """Opens a compressed file, with the index that `make_index` wrote, for reading from any place."""
+def open_seekable(source: Source, folder: Path) -> Any:
+    """Opens a compressed file, with the index that `make_seek_index` wrote, for reading from any place."""
     index = index_path(source, folder)
     file = _opened(source.path, 1)
     if _packing_at(source.path) == "bzip2":

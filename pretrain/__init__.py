@@ -16,7 +16,7 @@
 | sampling x' from p_S; a sampled original counts as original  | `method.sampling.draw_from`, `.replace`            |
 | total L_G + lambda1 L_S + lambda2 L_D                        | `method.electra.Detection.forward`                 |
 | shared embeddings (after ELECTRA)                            | `model.encoder.Embeddings`, `.TiedEmbedding`       |
-| relative position (after T5)                                 | `model.encoder.relative_bucket`, `.LayerStack`     |
+| relative position (after T5)                                 | `model.encoder.relative_bucket`, `.ElectraStack`   |
 | n-gram masking, 15%                                          | `data_prep.masking`                                |
 | hyper-parameters, both tables; the rows of the result tables | `presets.PRESETS`, `presets.ROWS`                  |
 | detection accuracy, correlation of the estimate, maximum     | `training.metrics`, `analysis.observation`,        |

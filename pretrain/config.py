@@ -31,7 +31,7 @@ class RunConfig(StrictConfig):
     mask_rate: float = Field(default=MASK_RATE, ge=0.001, le=0.9, multiple_of=0.001)
     """Share of a sequence's tokens that are masked in training; evaluations mask 15% (paper: 0.15)."""
     mask_choice: float = Field(default=0.0, ge=0, le=4)
-    """Exponent g of the choice of a mask: the largest sum of a^g, a being a token's mean L_D; 0: the masks in turn."""
+    """Exponent g: takes the mask with the largest sum of a^g (a: a token's mean L_D); 0: takes the masks in turn."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of initial weights, data order, sampling and dropout."""
     deterministic: bool = True

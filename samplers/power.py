@@ -28,4 +28,4 @@ class HPLossPower(HPLoss):
     objective: Config
 
     def weigh(self, p: Distribution, z: Scores, original_BK: Tensor) -> Distribution:
-        return p.weighed(z, original_BK, self.objective.exponent, LEAST_LOSS)
+        return p.weighted(z, original_BK, self.objective.exponent, LEAST_LOSS)

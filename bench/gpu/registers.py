@@ -105,7 +105,7 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
         for name, tile in VOCABULARY.items():
             kernel = getattr(vocabulary_kernels, name)
             given = vocabulary_settings(torch.empty(1, size), tile) | {"num_warps": 8 if tile else 4}
-            given |= {"EXPONENT": 1.0, "ENTROPY": True, "WEIGHED": True}
+            given |= {"EXPONENT": 1.0, "ENTROPY": True, "WEIGHTED": True}
             yield size, kernel, {key: value for key, value in given.items() if key in (*kernel.arg_names, *LAUNCH)}
     for size in options.hidden_sizes:
         yield size, elementwise_kernels.column_sums, {"R": SUM_ROWS, "C": SUM_COLUMNS, "num_warps": 4}

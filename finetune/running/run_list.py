@@ -111,7 +111,7 @@ class Queue:
         if not waiting:
             return 0
         stop = StopRequest(self.output)
-        # A file beside processes at work asks them, and so this one too; else it is left of earlier ones.
+        # With other processes at work, the `stop` file is for this one too; else it is a leftover.
         stopped = self.world.share(bool(stop) and any(map(holder, (self.output / LOCKS).glob("*"))))
         try:
             if stopped:

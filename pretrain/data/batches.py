@@ -22,12 +22,12 @@ from pretrain.data.masks import read_masked
 from pretrain.data.shards import Shards
 
 KEEP = 1
-"""Key of each masked position's second random number, independent of the first."""
+"""Key that makes `keep_uniforms_BK` independent of `uniforms_BK`."""
 HELD_OUT_SEED = 1
 """Seed of every evaluation's draws: the same positions and uniforms each time, so that evaluations are comparable."""
 WEIGHTS_EVERY = 100
-"""Steps for which the weights of a choice of masks hold: often enough to follow a loss that changes over thousands of
-steps; the one step of them that is not read in the background costs little."""
+"""Steps between updates of `weight_V`: the losses that it follows change over thousands of steps. Only the step after
+an update is not prefetched."""
 
 
 class Batch(NamedTuple):
@@ -113,9 +113,8 @@ class TrainingBatches:
     def step(self, step: int) -> list[Batch]:
         """Returns this rank's micro-batches of a step, on the CPU."""
         size = self.plan.batch_size
-        self.shards.expect(
-            np.arange(max(0, step - 1) * size, (step + 1) * size), self.seed
-        )  # ranks may be a step behind
+        # ranks may be a step behind
+        self.shards.expect(np.arange(max(0, step - 1) * size, (step + 1) * size), self.seed)
         index, epoch = self.sequences(step)
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)

@@ -1,8 +1,8 @@
 """Masks of a sequence in an epoch: by default mask copy `epoch mod copies`, as it is in the shards.
 
-Copies of one shuffle are disjoint. A larger mask is the first tokens of the copies of one shuffle, in turn; the last of
-them, like the only one of a smaller mask, gives a subset keyed by (seed, sequence, epoch). So every token that may be
-masked keeps the same probability. In short sequences a shuffle has fewer copies; the tokens of none of them come last.
+Mask copies of one shuffle are disjoint. At another rate, a mask is whole copies of one shuffle, one after another, then
+a random subset of the next one, keyed by (seed, sequence, epoch). So every maskable token has the same probability. In
+short sequences a shuffle has fewer copies; tokens in none of them come last.
 
 Shape letters: B batch, L length, C mask copies, M candidates for a sequence's mask, V vocabulary.
 """
@@ -27,7 +27,7 @@ def read_masked(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Reads a batch: padded ids [B, L], masks [B, L] with `mask_size(n, rate)` tokens of each sequence, lengths [B].
 
-    With `weight_V`, whole numbers, each mask is the one whose tokens weigh most, of those that start with any copy.
+    With integer weights `weight_V`, takes the mask of largest total weight among those starting at each copy.
 
     Raises:
         LocalProblem: a sequence or its mask is damaged.

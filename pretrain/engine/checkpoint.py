@@ -144,8 +144,8 @@ def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint
 def all_valid(
     folder: Path, say: Callable[[str], None] = print, among: Collection[str] | None = None
 ) -> Iterator[Checkpoint]:
-    """Yields every checkpoint that is byte for byte as it was written, newest first, each verified on request; only
-    those `among` these steps, if given.
+    """Yields the intact checkpoints, newest first, each verified only when it is reached; with `among`, only those at
+    these steps.
 
     Raises:
         ConfigError: there are checkpoints but none is intact, one is of a later version, or the folder is unreadable.

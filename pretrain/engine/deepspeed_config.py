@@ -137,9 +137,7 @@ def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapp
         section = values = dict(values)
         for name in sections:
             inner = section.get(name)
-            section[name] = (
-                dict(inner) if isinstance(inner, Mapping) else {}
-            )  # a missing section is created; the check follows
+            section[name] = dict(inner) if isinstance(inner, Mapping) else {}  # the check follows
             section = section[name]
         section[key] = value
     return values

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from foundation.config import ConfigError
@@ -57,7 +56,7 @@ class StepResult:
 class Engine(Generic[Model_co]):
     """A model under DeepSpeed, or at stage 0 under plain PyTorch.
 
-    `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`. `shapes_stay` says
+    `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`. `few_shapes` says
     that batches have few shapes, each worth compiling for.
 
     Raises:
@@ -73,13 +72,13 @@ class Engine(Generic[Model_co]):
         parameter_groups: Sequence[Mapping[str, Any]],
         config: EngineConfig,
         world: World,
-        shapes_stay: bool = False,
+        few_shapes: bool = False,
     ) -> None:
         cuda = world.device.type == "cuda"
         if cuda and config.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             name = torch.cuda.get_device_name(world.device)
             raise ConfigError(f"bf16.enabled: {name} has no bf16; add --deepspeed_config ds_configs/zero1_fp16.json")
-        use_operations(world, partitioned=config.stage == 3, shapes_stay=shapes_stay)
+        use_operations(world, partitioned=config.stage == 3, few_shapes=few_shapes)
         self.config, self.world, self.device, self.dtype = config, world, world.device, DTYPES[config.precision]
         for module in model.modules():
             if isinstance(module, Stack):
@@ -120,11 +119,6 @@ class Engine(Generic[Model_co]):
         norm = self.backend.update()
         overflow = norm is None
         return StepResult(overflow, float("inf") if norm is None else norm, loss_scale, fatal=overflow and final)
-
-    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        """Sums `tensor` over the ranks in place, and returns it. Collective."""
-        dist.all_reduce(tensor)
-        return tensor
 
     @torch.no_grad()
     def full_state(self) -> EngineState:
@@ -196,14 +190,14 @@ def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
 def optimizer_step(
     engine: Engine,
     losses: Iterable[tuple[Tensor, Tensor]],
-    wishes: Callable[[], Sequence[bool]],
+    requests: Callable[[], Sequence[bool]],
     learning_rate: float,
     scale: AdamScale = UNSCALED,
 ) -> tuple[StepResult, float, list[bool]]:
     """Runs the backward of each of this rank's micro-batches, then the update. Collective.
 
     Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
-    `wishes` returns this rank's requests, such as to stop. Returns the result of the update, the sum of the values over
+    `requests` returns this rank's, such as to stop. Returns the result of the update, the sum of the values over
     all ranks, and for each request whether any rank made it. One all-reduce just before the update computes the last
     two; only there does the host wait for the device.
     """
@@ -211,6 +205,6 @@ def optimizer_step(
     for loss, counted in losses:
         engine.backward(loss)
         total += counted
-    own = torch.tensor([*wishes()], dtype=total.dtype, device=engine.device)
-    loss_sum, *wishing = engine.sum_over_ranks(torch.cat([total[None], own])).tolist()
-    return engine.update(learning_rate, scale), loss_sum, [ranks > 0 for ranks in wishing]
+    own = torch.tensor([*requests()], dtype=total.dtype, device=engine.device)
+    loss_sum, *requested = engine.world.sum_over_ranks(torch.cat([total[None], own])).tolist()
+    return engine.update(learning_rate, scale), loss_sum, [ranks > 0 for ranks in requested]

@@ -111,8 +111,8 @@ def replay_micro_batches(model: nn.Module, sample: Any) -> None:
     def forward_or_replay(batch: Any, entropies: bool = False) -> Any:
         if entropies or not model.training:
             return eager(batch, entropies=entropies)
-        for captured, part in zip(inputs, batch, strict=True):
-            captured.copy_(part)
+        for static, part in zip(inputs, batch, strict=True):
+            static.copy_(part)
         return output._replace(loss=ReplayLoss.apply(replay, *used))
 
     model.forward = forward_or_replay

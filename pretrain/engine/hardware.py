@@ -92,16 +92,16 @@ def require_same_precision(precision: str, world: World) -> None:
         )
 
 
-def use_operations(world: World | None = None, *, partitioned: bool = False, shapes_stay: bool = False) -> None:
+def use_operations(world: World | None = None, *, partitioned: bool = False, few_shapes: bool = False) -> None:
     """Replaces functions of `ops` by the fastest for the hardware; in a job, for the first rank's. Collective.
 
     With `partitioned` weights (ZeRO stage 3), only functions that use a weight within its own module are chosen.
-    `shapes_stay` allows operations that are compiled for each shape.
+    `few_shapes` allows operations that are compiled for each shape.
     """
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # AMD's tell none
-        cuda_ops.use((gpu.major, gpu.minor), partitioned, shared, shapes_stay)
+        cuda_ops.use((gpu.major, gpu.minor), partitioned, shared, few_shapes)
     else:
         faster = cpu_ops.onednn_is_faster()
         cpu_ops.use(world.share(faster) if world else faster)

@@ -1,4 +1,4 @@
-"""Muon: each matrix of an encoder layer moves along its momentum, made orthogonal; AdamW moves all other parameters.
+"""Muon: orthogonalized momentum updates each matrix of an encoder layer; AdamW updates all other parameters.
 
 Jordan et al. 2024 (kellerjordan.github.io/posts/muon), with the step size of Liu et al. 2025 (arXiv 2502.16982), which
 gives a matrix the root mean square of AdamW's updates, so AdamW's learning rate and weight decay serve both.

@@ -19,7 +19,7 @@ class OptimConfig(StrictConfig):
     lr: float = Field(ge=1e-30, le=1e30)
     """Peak learning rate (paper: 5e-4 small, 1e-4 base)."""
     steps: int = Field(gt=0, le=MOST)
-    """Updates in the whole run (paper: 1M small, 765k base)."""
+    """Steps in the whole run (paper: 1M small, 765k base)."""
     warmup_steps: int = Field(default=10_000, ge=0, le=MOST)
     """Updates of linear warm-up (paper: 10k)."""
     schedule: Literal["linear", "wsd"] = "linear"

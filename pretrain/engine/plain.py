@@ -86,10 +86,8 @@ class Plain(Backend):
         self.world, self.module = world, model.to(world.device)
         self.adam = MuonAndAdamW([{**group} for group in parameter_groups], fused=True)
         self.masters = [*model.parameters()]
-        self._micro_batches, self._largest_norm = (
-            config.accumulation_steps,
-            config.json["gradient_clipping"] or float("inf"),
-        )
+        self._micro_batches = config.accumulation_steps
+        self._largest_norm = config.json["gradient_clipping"] or float("inf")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

@@ -1,7 +1,7 @@
 """The back ends under DeepSpeed: ZeRO stages 1 and 2, and stage 3.
 
-Imported only for jobs at these stages: stage 0 needs no DeepSpeed. Each class reads the fields of DeepSpeed's optimizer
-at its stage, which are not public: `constraints.txt` names the version that they were read in.
+Imported only for jobs at these stages: stage 0 needs no DeepSpeed. Each class reads private fields of DeepSpeed's
+optimizer at its stage, as of the version in `constraints.txt`.
 """
 
 import math

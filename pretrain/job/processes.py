@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from foundation.config import ConfigError
@@ -54,8 +55,12 @@ class World:
         """Returns the value of every rank, by rank. Collective."""
         values = torch.zeros(self.world_size, dtype=torch.float64, device=self.device)
         values[self.rank] = value
-        dist.all_reduce(values)
-        return values.tolist()
+        return self.sum_over_ranks(values).tolist()
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over the ranks in place, and returns it. Collective."""
+        dist.all_reduce(tensor)
+        return tensor
 
     def on_first(self, make: Callable[[], Made]) -> Made | None:
         """Calls `make` on the first rank only; returns its result there, `None` on the others. Collective.

@@ -92,9 +92,9 @@ def keep_rank_log(folder: Path, rank: int) -> None:
     write_record(folder, record)
     log = rank_log(folder, rank).open("a", buffering=1, encoding="utf-8")
     log.write(f"--- {record.time} {record.name}, process {record.process}\n")
-    sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
+    sys.stdout, sys.stderr = Tee(sys.stdout, log), Tee(sys.stderr, log)
     faulthandler.enable(log, all_threads=False)
-    remarks, errors = logging.StreamHandler(Both(None, log)), logging.StreamHandler(sys.stderr)
+    remarks, errors = logging.StreamHandler(Tee(None, log)), logging.StreamHandler(sys.stderr)
     remarks.addFilter(lambda remark: remark.levelno < logging.ERROR)
     errors.setLevel(logging.ERROR)
     logging.basicConfig(format=REMARK, handlers=[remarks, errors], force=True)
@@ -109,7 +109,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-class Both(io.TextIOBase):
+class Tee(io.TextIOBase):
     """Writes text to a log and, unless it is None, to a stream; unbuffered, so that a killed process loses nothing.
 
     Escapes control characters, so that none reaches a terminal: some output comes from outside, such as names of hosts

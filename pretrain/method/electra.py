@@ -28,7 +28,7 @@ SamplerLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class DetectionConfig(ObjectiveConfig):
-    """Settings of an objective that replaces tokens."""
+    """Settings of objectives with a discriminator."""
 
     lambda2: float = Field(default=50.0, ge=0, le=1e6)
     """Weight of the discriminator's loss (paper and ELECTRA: 50)."""
@@ -57,7 +57,7 @@ class DetectionConfig(ObjectiveConfig):
 
 
 class Detection(Objective):
-    """A discriminator that learns to spot replaced tokens; subclasses predict p_G, and may draw from another p_S."""
+    """A discriminator of replaced tokens; subclasses predict p_G, and may draw from a p_S that differs from p_G."""
 
     objective: DetectionConfig
     discriminator: Encoder
@@ -70,16 +70,16 @@ class Detection(Objective):
         drawn, sampler_loss = (self.draw_from_p_G if from_p_G else self.draw)(batch, prediction)
         d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
         loss_G_BK = prediction.loss_BK
-        loss_D_BL = weighed_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
+        loss_D_BL = weighted_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
         loss_S_BK = sampler_loss(d_BL.gather(1, positions_BK), loss_D_BL.gather(1, positions_BK))
         if self.objective.importance_weighting:
-            weighed_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
+            weighted_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         lambda1, lambda2 = self.objective.lambdas
         return ElectraOutput(
-            # this micro-batch's share of the means over the whole step
+            # averaged over micro-batches: the means over the step
             loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + lambda1 * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
-            + lambda2 * weighed_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
+            + lambda2 * weighted_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
             generator_loss_BK=loss_G_BK.detach(),
             log_p_original_BK=prediction.log_p_original_BK.detach(),
             top_BK=prediction.p.top_X,

@@ -31,8 +31,8 @@ class SamplingHeadConfig(ReplacementConfig):
     sampling_bias: bool = True
     """Adds a bias per token to the sampling head's e(x)·h_S; the paper's formulas have none."""
     sampling_start: Literal["proposal", "normal"] = "proposal"
-    """`proposal`: p_S = p_G at step 0 (for HP_Dist without a bias, only if the MLM head's is 0, as in a fresh model).
-    `normal`: random, as any new head. The paper does not say."""
+    """`proposal`: p_S = p_G at step 0 (HP_Dist without bias: if the MLM head's bias is 0, as in a fresh model).
+    `normal`: random, like any new head. The paper does not say."""
 
     @property
     def lambdas(self) -> tuple[float, float]:
@@ -90,7 +90,7 @@ class HPLoss(SamplingHead):
 
     def weigh(self, p: Distribution, z: Scores, original_BK: Tensor) -> Distribution:
         """Returns the distribution proportional to p L_hat, with L_hat by the head's scores z."""
-        return p.weighed(z, original_BK)
+        return p.weighted(z, original_BK)
 
 
 class HPDist(SamplingHead):

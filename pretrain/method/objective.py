@@ -127,9 +127,7 @@ class Objective(nn.Module, ABC):
         """Initializes the objective's own parameters, after the generator's."""
 
     def outputs(self, batch: Batch) -> Mapping[str, Output]:
-        """Runs the forward for each sampling distribution; returns the outputs by its name, with the one of training
-        last.
-        """
+        """Runs the forward once per sampling distribution; returns the outputs by name, the one in training last."""
         return {"p_G": self(batch, entropies=True)}
 
     def exported(self, folder: str) -> nn.ModuleDict:

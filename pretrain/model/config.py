@@ -1,9 +1,8 @@
 """Model sizes of a run: the discriminator's, from which the generator's are derived. One class per kind of encoder."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
+from dataclasses import fields
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -13,11 +12,11 @@ from foundation.config import StrictConfig
 from pretrain.model.encoder import (
     DisentangledEmbeddings,
     ElectraEncoder,
+    ElectraStack,
     Embeddings,
     Encoder,
     EncoderConfig,
     EncoderSizes,
-    LayerStack,
     Stack,
     TokenEmbeddings,
 )
@@ -41,8 +40,9 @@ WIDEST_HEAD = 128
 
 
 class Parts(NamedTuple):
-    """The modules of one kind of encoder; each is built from the configuration of an encoder."""
+    """One kind of encoder: the class of its configuration, and the modules that are built from one."""
 
+    config: type[EncoderSizes]
     encoder: Callable[..., Encoder]
     """The encoder, built from its configuration and embeddings."""
     embeddings: Callable[..., TokenEmbeddings]
@@ -84,7 +84,7 @@ class ModelConfig(StrictConfig):
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of attention weights (google-research/electra; not in the paper)."""
     initializer_range: float = Field(default=0.02, ge=1e-6, le=1)
-    """Deviation of initial matrices (google-research/electra); narrow models learn sooner with about 1/sqrt(width)."""
+    """Standard deviation of initial weights (google-research/electra); narrow models learn sooner at 1/sqrt(width)."""
 
     @model_validator(mode="after")
     def _heads_divide_widths(self) -> "ModelConfig":
@@ -116,29 +116,31 @@ class ModelConfig(StrictConfig):
         return self._encoder(vocab_size, width, heads, self.intermediate_size * width // self.hidden_size)
 
     def _encoder(self, vocab_size: int, hidden_size: int, heads: int, intermediate_size: int) -> EncoderSizes:
-        return self.encoder()(
-            vocab_size=vocab_size,
-            embedding_size=self.embedding_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=self.layers,
-            num_attention_heads=heads,
-            intermediate_size=intermediate_size,
-            max_position_embeddings=self.max_positions,
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.attention_dropout,
-            initializer_range=self.initializer_range,
-        )
-
-    @abstractmethod
-    def encoder(self) -> Callable[..., EncoderSizes]:
-        """Returns the configuration of an encoder as a function of its sizes."""
+        own = self.model_dump(include={field.name for field in fields(self.parts.config)})
+        sizes = {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "intermediate_size": intermediate_size,
+            "max_position_embeddings": self.max_positions,
+            "hidden_dropout_prob": self.dropout,
+            "attention_probs_dropout_prob": self.attention_dropout,
+        }
+        return self.parts.config(**own | sizes)
 
 
 class ElectraModelConfig(ModelConfig):
     """ELECTRA's encoder, with T5's relative positions (paper)."""
 
     parts = Parts(
-        ElectraEncoder, Embeddings, DisentangledEmbeddings, VocabularyTransform, DiscriminatorHead, LayerStack
+        EncoderConfig,
+        ElectraEncoder,
+        Embeddings,
+        DisentangledEmbeddings,
+        VocabularyTransform,
+        DiscriminatorHead,
+        ElectraStack,
     )
     backbone: Literal["electra"] = "electra"
     relative_position: bool = True
@@ -148,37 +150,30 @@ class ElectraModelConfig(ModelConfig):
     layer_norm_eps: float = Field(default=1e-12, ge=1e-30, le=0.01)
     """Added to the variance in every LayerNorm (BERT and google-research/electra; 1e-5 in microsoft/mpnet-base)."""
 
-    def encoder(self) -> Callable[..., EncoderConfig]:
-        return partial(
-            EncoderConfig,
-            relative_position=self.relative_position,
-            relative_bias_init=self.relative_bias_init,
-            layer_norm_eps=self.layer_norm_eps,
-        )
-
 
 class ModernModelConfig(ModelConfig):
     """ModernBERT's encoder: rotary positions, windows of attention, gated feed-forward layers."""
 
     parts = Parts(
-        ModernEncoder, WordEmbeddings, DisentangledWords, ModernTransform, ModernDiscriminatorHead, ModernStack
+        ModernConfig,
+        ModernEncoder,
+        WordEmbeddings,
+        DisentangledWords,
+        ModernTransform,
+        ModernDiscriminatorHead,
+        ModernStack,
     )
     backbone: Literal["modern"] = "modern"
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights (ModernBERT: none)."""
     global_every: int = Field(default=3, gt=0, le=1024)
-    """Every so many layers, from the first on, one attends to all tokens; the others attend to a window
-    (ModernBERT)."""
+    """Layers 0, n, 2n, ... attend to all tokens, the others to a window (ModernBERT: n = 3)."""
     window: int = Field(default=128, gt=0, le=2**17, multiple_of=2)
     """Tokens around each one that a layer with a window attends to, half on each side (ModernBERT)."""
     global_theta: float = Field(default=10_000.0, gt=1, le=1e9)
     """Base of rotary positions where attention is to all tokens: 10,000, or 160,000 for length 8,192 (ModernBERT)."""
     local_theta: float = Field(default=10_000.0, gt=1, le=1e9)
     """Base of rotary positions where attention is to a window (ModernBERT)."""
-
-    def encoder(self) -> Callable[..., ModernConfig]:
-        own = {"global_every", "window", "global_theta", "local_theta"}
-        return partial(ModernConfig, **self.model_dump(include=own))
 
 
 KINDS: dict[str, type[ModelConfig]] = {"electra": ElectraModelConfig, "modern": ModernModelConfig}

@@ -163,9 +163,8 @@ class _LayerNorm(torch.autograd.Function):
             gradient_XH, input_XH, weight_H.shape, mean_X1, inverse_deviation_X1, weight_H, None, [True, False, False]
         )
         gradient_RH = gradient_XH.flatten(0, -2)
-        normal_RH = F.layer_norm(
-            input_XH.flatten(0, -2), weight_H.shape, eps=ctx.eps
-        )  # cheaper to recompute than to save
+        # cheaper to recompute than to save
+        normal_RH = F.layer_norm(input_XH.flatten(0, -2), weight_H.shape, eps=ctx.eps)
         bias_gradient_H = gradient_RH.sum(0) if ctx.needs_input_grad[2] else None
         return gradient_input_XH, normal_RH.mul_(gradient_RH).sum(0), bias_gradient_H, None
 

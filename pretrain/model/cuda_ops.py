@@ -15,13 +15,13 @@ FUSED = (ops.gated_gelu, ops.rotary_heads)
 
 
 def use(
-    capability: tuple[int, int], partitioned: bool = False, shared: int = LEAST_SHARED, shapes_stay: bool = False
+    capability: tuple[int, int], partitioned: bool = False, shared: int = LEAST_SHARED, few_shapes: bool = False
 ) -> None:
     """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability and with so much
     shared memory per block can run them and Triton is installed.
 
     With `partitioned` weights (ZeRO stage 3), functions that use weights outside the weights' own modules are not
-    replaced: a weight exists only while its module runs. If `shapes_stay`, `torch.compile` fuses others, and compiles
+    replaced: a weight exists only while its module runs. If `few_shapes`, `torch.compile` fuses others, and compiles
     each shape by itself.
     """
     if capability < LEAST_CAPABILITY or shared < LEAST_SHARED or find_spec("triton") is None:
@@ -34,7 +34,7 @@ def use(
         setattr(ops, form.__name__, form)
     ops.linears = PLAIN_LINEARS if partitioned else linears
     ops.softmax = PLAIN_SOFTMAX if partitioned else softmax
-    if shapes_stay:
+    if few_shapes:
         torch._dynamo.config.recompile_limit = 64  # a run has about ten shapes
         for plain in FUSED:
             setattr(ops, plain.__name__, torch.compile(plain, dynamic=False))

@@ -80,7 +80,7 @@ class Distribution(ABC):
         return self.dense().log_p(ids_X)
 
     def log_at(self, ids_X: Tensor) -> Tensor:
-        """Returns `log_p` without gradient, [X]; probabilities are clamped to at least the smallest normal number."""
+        """Returns `log_p` without gradient, [X]; `Dense` clamps probabilities to the smallest normal number."""
         return self.log_p(ids_X).detach()
 
     def detach(self) -> "Distribution":
@@ -112,11 +112,11 @@ class Distribution(ABC):
         """Returns the distribution (1 - share) p + share other; `other` must be a softmax."""
         return self.dense().mixed(other, share)
 
-    def weighed(
+    def weighted(
         self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
     ) -> "Distribution":
         """Returns the distribution proportional to p L_hat^exponent, with L_hat from z as in `hp_loss_weights`."""
-        return self.dense().weighed(z, original_X, exponent, least)
+        return self.dense().weighted(z, original_X, exponent, least)
 
 
 class Dense(Distribution):
@@ -201,7 +201,7 @@ class Dense(Distribution):
         return Dense(p_XV.lerp(other.dense().weights_XV, share), normalized=True)
 
     @torch.no_grad()
-    def weighed(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> "Dense":
+    def weighted(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> "Dense":
         return Dense(hp_loss_weights(self.weights_XV, z.all(), original_X, exponent, least))
 
 

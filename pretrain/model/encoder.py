@@ -61,7 +61,7 @@ class EncoderSizes(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(EncoderSizes):
-    """Sizes and switches of one encoder; field names follow Hugging Face's `ElectraConfig` where it has them."""
+    """ELECTRA's sizes and switches; field names follow Hugging Face's `ElectraConfig` where it has them."""
 
     type_vocab_size: int = 2
     relative_position: bool = True
@@ -227,7 +227,7 @@ class ElectraEncoder(Encoder):
         self.embeddings = embeddings if embeddings is not None else Embeddings(config)
         if config.embedding_size != config.hidden_size:
             self.embeddings_project = ops.Linear(config.embedding_size, config.hidden_size)
-        self.encoder = LayerStack(config)
+        self.encoder = ElectraStack(config)
         for module in self.modules():  # LayerNorms start at 1 and 0, as in google-research/electra
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 initialize_matrix(module, config.initializer_range)
@@ -271,9 +271,9 @@ class Stack(nn.Module):
 
     layer: nn.ModuleList
     packs = True
-    """Computes no padding where `ops.tokens_of` says so; compiled layers need shapes that stay."""
+    """Skips padding where `ops.tokens_of` does; off for compiled layers (static shapes)."""
     recompute = False
-    """Keeps only each layer's input and recomputes the layer in the backward, with the same dropout."""
+    """Activation checkpointing: recomputes each layer in the backward, with the same dropout."""
 
     def packing(self, visible_BL: Tensor) -> Packing:
         return Packing(visible_BL.shape, ops.tokens_of(visible_BL) if self.packs else None)
@@ -284,7 +284,7 @@ class Stack(nn.Module):
         return cast(Tensor, layer(*inputs))
 
 
-class LayerStack(Stack):
+class ElectraStack(Stack):
     """The Transformer layers and the relative position table they share (T5: one table, used by every layer)."""
 
     def __init__(self, config: EncoderConfig) -> None:

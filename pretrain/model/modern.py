@@ -40,7 +40,7 @@ class ModernConfig(EncoderSizes):
     attention_probs_dropout_prob: float = 0.0
     layer_norm_eps: float = 1e-5
     global_every: int = 3
-    """Of this many layers, the first attends to all tokens and the others to a window."""
+    """Layers 0, n, 2n, ... attend to all tokens, the others to a window."""
     window: int = 128
     """Width of the window: half of it on each side of a token."""
     global_theta: float = 10_000.0
@@ -59,8 +59,8 @@ class ModernConfig(EncoderSizes):
 
     @property
     def layer_elements(self) -> int:
-        """Its input; its LayerNorms' outputs; query, key and value, two of them rotated; the output of attention; the
-        middle of the layer; both halves of the feed-forward layer, their GELU and their product.
+        """Counts the layer's input; its LayerNorms' outputs; query, key and value, two of them rotated; attention's
+        output; the residual after it; both halves of the feed-forward layer, GELU and product.
         """
         return 10 * self.hidden_size + 4 * self.intermediate_size
 
@@ -98,7 +98,7 @@ class ModernEncoder(Encoder):
         super().__init__()
         self.config = config
         self.embeddings = embeddings if embeddings is not None else WordEmbeddings(config)
-        if config.embedding_size != config.hidden_size:  # the deviation keeps the size of a word's numbers
+        if config.embedding_size != config.hidden_size:  # preserves the scale of the embeddings
             self.embeddings_project = matrix(config.embedding_size, config.hidden_size, config.embedding_size**-0.5)
         self.norm = norm(config)
         self.encoder = ModernStack(config)

@@ -74,8 +74,7 @@ def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.B
 
 
 def dropout_of(p: float, device: torch.device, bits: int) -> tuple[Tensor | None, int, float]:
-    """Returns a dropout's seed, the least random number of so many bits that keeps a value, and the factor of kept
-    values.
+    """Returns a dropout's seed, the smallest random number (of `bits`) that keeps a value, and the scale of kept ones.
 
     A seed drawn for each dropout is 4% of a step's calls (bench/gpu/host_calls.py), and with CUDA graphs none. One draw
     for all would have to reach every layer, and come back when a layer is recomputed.

@@ -27,13 +27,13 @@ from pretrain.model.triton_attention import dropout_of
 BITS = 16
 """Random bits per value for dropout, as in `cpu_ops`."""
 PROGRAMS = 512
-"""Most programs that sum gradients of weights and biases: fixed, so that the order of the sums is fixed too."""
+"""Maximum programs that sum gradients of weights and biases; fixed, so that the order of the sums is fixed."""
 NORM_TILE, GELU_TILE, GELU_COLUMNS = 4096, 2048, 64
 """Values per tile, and columns of GELU's: the fastest tried on an H100. A row of LayerNorm is never split."""
 SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 32, 128, 128
 """Tile and programs of sums over many rows."""
 LAST_ROWS, LAST_COLUMNS, FEW_ROWS = 256, 16, 1024
-"""Tile of sums over few rows, such as sums of other programs, and the most rows."""
+"""Tile of sums over few rows, such as partial sums, and how many rows are few."""
 
 
 def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:

@@ -104,11 +104,11 @@ class Softmax(Distribution):
             original_X=block_X1,
             least=0.0,
             exponent=1.0,
-            weighed=False,
+            weighted=False,
         )
 
-    def weighed(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> Distribution:
-        return _Weighed(self, z, original_X, exponent, least)
+    def weighted(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> Distribution:
+        return _Weighted(self, z, original_X, exponent, least)
 
     @torch.no_grad()
     def weights_of_block(
@@ -119,7 +119,7 @@ class Softmax(Distribution):
         original_X: Tensor,
         least: float,
         exponent: float,
-        weighed: bool = True,
+        weighted: bool = True,
     ) -> Tensor:
         hidden_RE = flat(self._hidden_XE)
         weight_RS = torch.empty(len(hidden_RE), BLOCK, device=hidden_RE.device)
@@ -130,12 +130,12 @@ class Softmax(Distribution):
             BLOCK=BLOCK,
             DEPTH=DEPTH,
             EXPONENT=exponent,
-            WEIGHED=weighed,
+            WEIGHTED=weighted,
         )
         return weight_RS.unflatten(0, self._leading)
 
 
-class _Weighed(Distribution):
+class _Weighted(Distribution):
     """The distribution proportional to p L_hat^exponent (`hp_loss_weights`), with L_hat from z, whose table is p's."""
 
     @torch.no_grad()
@@ -177,7 +177,7 @@ class _Weighed(Distribution):
         return (total_R.log() - spread_RN.sum(-1) / total_R).view(self._p._leading)
 
     def dense(self) -> Dense:
-        return self._p.dense().weighed(self._z, self._original_X, self._exponent, self._least)
+        return self._p.dense().weighted(self._z, self._original_X, self._exponent, self._least)
 
 
 class _LogP(torch.autograd.Function):

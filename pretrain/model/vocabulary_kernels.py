@@ -157,14 +157,14 @@ def weights_of_block(
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
     EXPONENT: tl.constexpr,
-    WEIGHED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
 ):
     """Stores the weights of one block of each row: p, or p L_hat^EXPONENT; 0 beyond the last token."""
     row = tl.program_id(0)
     token_S = tl.load(block_R + row) * BLOCK + tl.arange(0, BLOCK)
     score_S = row_scores(hidden, table, bias, row, token_S, tokens, E, DEPTH)
     weight_S = tl.exp(score_S - tl.load(normalizer_R + row))
-    if WEIGHED:
+    if WEIGHTED:
         z_S = row_scores(other, table, other_bias, row, token_S, tokens, E, DEPTH)
         z_S = tl.where(token_S < tokens, z_S, 0.0)
         weight_S *= powered_loss(z_S, token_S == tl.load(original_R + row), least, EXPONENT)

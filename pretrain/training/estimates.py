@@ -40,7 +40,7 @@ LONG_ENOUGH = 0.03
 MOST_TOKENS = 2**16
 """No layer is timed with more tokens: they keep any GPU busy, and with the largest layers take 2 GB."""
 HOST_SECONDS = 25e-6
-"""Seconds per parameter of a layer in which a GPU waits for the host in each step, for DeepSpeed's hooks and update:
+"""Seconds per parameter tensor of the layers that a GPU waits for the host in a step (DeepSpeed's hooks and update):
 between those of small and base on an H100 with an Intel Xeon (docs/evidence/gpu.md)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Ratios of times: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses to their
@@ -67,6 +67,23 @@ def flops_per_token(
     return float(products + cost.vocabulary_products * head + cost.discriminator_forwards * last)
 
 
+class Sizes(NamedTuple):
+    """A run with its vocabulary and sequence length, which together give the operations per token."""
+
+    run: RunConfig
+    vocab_size: int
+    length: int
+
+    @property
+    def encoders(self) -> tuple[EncoderSizes, ...]:
+        return tuple(objective_class(self.run.objective.name).encoders(self.run.model, self.vocab_size))
+
+    @property
+    def flops(self) -> float:
+        run = self.run
+        return flops_per_token(run.model, run.objective, self.vocab_size, self.length, run.mask_rate)
+
+
 class Memory(NamedTuple):
     """Memory of one process in bytes, on its GPU or its host, by use."""
 
@@ -77,13 +94,7 @@ class Memory(NamedTuple):
 
 
 def memory_per_process(
-    deepspeed: EngineConfig,
-    world_size: int,
-    parameters: int,
-    run: RunConfig,
-    vocab_size: int,
-    length: int,
-    capability: tuple[int, int],
+    deepspeed: EngineConfig, world_size: int, parameters: int, sizes: Sizes, capability: tuple[int, int]
 ) -> Memory:
     """Returns an estimate of the memory that a process needs on a GPU of this compute capability; (0, 0) for a CPU.
 
@@ -96,21 +107,21 @@ def memory_per_process(
         weights=parameters * element * share[3],
         gradients=parameters * element * share[2],
         optimizer=0.0 if deepspeed.offloads else parameters * (master + MOMENTS_BYTES) * share[1],
-        activations=_activations(deepspeed, run, vocab_size, length, element, capability >= LEAST_CAPABILITY),
+        activations=_activations(deepspeed, sizes, element, capability >= LEAST_CAPABILITY),
     )
 
 
-def _activations(
-    deepspeed: EngineConfig, run: RunConfig, vocab_size: int, length: int, element: int, in_triton: bool
-) -> float:
+def _activations(deepspeed: EngineConfig, sizes: Sizes, element: int, in_triton: bool) -> float:
     """Returns bytes kept for the backward pass by both encoders, plus the scores over the vocabulary.
 
     If the scores are computed tile by tile (`triton_vocabulary`), they take no memory.
     """
+    run, vocab_size, length = sizes
     cost, streams = run.objective.cost, in_triton and element == 2 and deepspeed.stage < 3
-    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
     tensors = SCORE_TENSORS if cost.vocabulary_products and (cost.keeps_scores or not streams) else 0
-    per_token = sum(_kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton) for encoder in encoders)
+    per_token = sum(
+        _kept_per_token(encoder, length, element, deepspeed.recomputes, in_triton) for encoder in sizes.encoders
+    )
     scores = tensors * 4.0 * float(mask_size(length, run.mask_rate)) * vocab_size
     return deepspeed.micro_batch_size * (length * per_token + scores)
 
@@ -134,21 +145,21 @@ def _kept_per_token(encoder: EncoderSizes, length: int, element: int, recomputes
     return kept + embeddings + bias + element * H  # and the last layer's output
 
 
-def too_large(run: RunConfig, micro_batch_size: int, vocab_size: int, length: int, on_gpu: bool) -> Iterator[str]:
+def too_large(sizes: Sizes, micro_batch_size: int, on_gpu: bool) -> Iterator[str]:
     """Yields a problem for each part of a run that cannot possibly fit into memory, before anything is allocated.
 
     Two lower bounds are checked: the largest weight matrices, which each process builds in fp32 on its host, and the
     inputs of one encoder's layers, which are kept for the backward pass even with activation recomputation.
     """
-    here = memory()
-    weights = MASTER_BYTES * least_parameters(run, vocab_size)
+    run, here = sizes.run, memory()
+    weights = MASTER_BYTES * least_parameters(sizes)
     if weights > here:
         yield (
             f"model: got {run.model}, expected one whose weights fit the {here / GIB:,.1f} GiB of memory that a process"
             f" may use here, not {weights / GIB:,.1f} GiB or more; choose fewer layers or smaller sizes"
         )
     room = LARGEST_GPU if on_gpu else here
-    kept = LEAST_ELEMENT * micro_batch_size * length * run.model.layers * run.model.hidden_size
+    kept = LEAST_ELEMENT * micro_batch_size * sizes.length * run.model.layers * run.model.hidden_size
     if kept > room:
         yield (
             f"batch_size: got {run.batch_size}, of which a process holds {micro_batch_size} sequences at once, expected"
@@ -157,11 +168,11 @@ def too_large(run: RunConfig, micro_batch_size: int, vocab_size: int, length: in
         )
 
 
-def least_parameters(run: RunConfig, vocab_size: int) -> int:
+def least_parameters(sizes: Sizes) -> int:
     """Returns the number of elements of the large matrices only: a lower bound on the parameters, known in advance."""
-    encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)
+    model, encoders = sizes.run.model, sizes.encoders
     layers = [4 * encoder.hidden_size**2 + 2 * encoder.hidden_size * encoder.intermediate_size for encoder in encoders]
-    return run.model.layers * sum(layers) + (vocab_size + run.model.max_positions) * run.model.embedding_size
+    return model.layers * sum(layers) + (sizes.vocab_size + model.max_positions) * model.embedding_size
 
 
 class Machine(NamedTuple):
@@ -212,28 +223,11 @@ google-research/electra's README; NVIDIA's data sheets; docs/evidence/gpu.md (H1
 times the FLOPs counted here; the memory is that of the largest version sold."""
 
 
-class Sizes(NamedTuple):
-    """A run with its vocabulary and sequence length, which together give the operations per token."""
-
-    run: RunConfig
-    vocab_size: int
-    length: int
-
-    @property
-    def encoders(self) -> tuple[EncoderSizes, ...]:
-        return tuple(objective_class(self.run.objective.name).encoders(self.run.model, self.vocab_size))
-
-    @property
-    def flops(self) -> float:
-        run = self.run
-        return flops_per_token(run.model, run.objective, self.vocab_size, self.length, run.mask_rate)
-
-
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:
     """Returns this machine with its measured speed: that of all ranks of `world` together or, without `world`, an
     estimate for `processes` from this process alone. Collective.
     """
-    use_operations(world, shapes_stay=True)
+    use_operations(world, few_shapes=True)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)

@@ -1,4 +1,4 @@
-"""The choice of masks by what the discriminator finds hard: its loss at masked positions, by original token.
+"""Masks chosen by what the discriminator finds hard: its mean loss at masked positions, per original token.
 
 Shape letters: B batch, K masked positions per sequence, V vocabulary.
 """
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from pretrain.data.batches import Batch, TrainingBatches
-from pretrain.engine.engine import Engine
+from pretrain.job.processes import World
 from pretrain.method.objective import ElectraOutput, Output
 from pretrain.training.state import TrainingState
 
@@ -20,13 +20,13 @@ KEPT = 0.9
 class MaskChoice:
     """A running mean of L_D at masked positions by original token, which weighs the tokens in the choice of a mask."""
 
-    def __init__(self, exponent: float, state: TrainingState, batches: TrainingBatches, engine: Engine) -> None:
+    def __init__(self, exponent: float, state: TrainingState, batches: TrainingBatches, world: World) -> None:
         """Continues from `state`, and sets the weights of `batches`."""
-        self._exponent, self._batches, self._engine = exponent, batches, engine
+        self._exponent, self._batches, self._world = exponent, batches, world
         none = np.zeros((2, batches.shards.manifest.vocab_size), np.int64)
         known_2V, recent_2V = state.token_losses or (none, none)  # sums and numbers of losses
         self._known_2V = np.array(known_2V, np.float64)
-        self._recent_2V = torch.tensor(recent_2V if engine.world.is_first else none, device=engine.device)
+        self._recent_2V = torch.tensor(recent_2V if world.is_first else none, device=world.device)
         batches.weight_V = weights(self._known_2V, exponent)
 
     def add(self, batch: Batch, output: Output) -> None:
@@ -40,14 +40,14 @@ class MaskChoice:
 
     def renew(self) -> None:
         """Changes the weights, before a step that is a multiple of `WEIGHTS_EVERY`. Collective."""
-        recent_2V = self._engine.sum_over_ranks(self._recent_2V).cpu().numpy()
+        recent_2V = self._world.sum_over_ranks(self._recent_2V).cpu().numpy()
         self._known_2V = KEPT * self._known_2V + recent_2V / np.array([[UNIT], [1]])
         self._recent_2V.zero_()
         self._batches.weight_V = weights(self._known_2V, self._exponent)
 
     def saved(self) -> list[list[list[float]]]:
         """Returns the `token_losses` of a checkpoint: older sums, and recent ones in units of 1 / UNIT. Collective."""
-        return [self._known_2V.tolist(), self._engine.sum_over_ranks(self._recent_2V.clone()).tolist()]
+        return [self._known_2V.tolist(), self._world.sum_over_ranks(self._recent_2V.clone()).tolist()]
 
 
 def weights(known_2V: np.ndarray, exponent: float) -> np.ndarray:

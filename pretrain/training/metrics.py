@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
-from pretrain.engine.engine import Engine
+from pretrain.job.processes import World
 from pretrain.method.objective import ElectraOutput, Output
 from pretrain.training.curves import Histogram
 
@@ -125,9 +125,9 @@ class MetricTotals:
         if watched:
             self._watch(batch, output)
 
-    def values(self, engine: Engine) -> dict[str, Any]:
+    def values(self, world: World) -> dict[str, Any]:
         """Returns the metrics of everything added on any rank, by name. Collective."""
-        sums, distributions = (engine.sum_over_ranks(part.clone()) for part in (self.sums, self.distributions))
+        sums, distributions = (world.sum_over_ranks(part.clone()) for part in (self.sums, self.distributions))
         return summary(sums) | describe(distributions)
 
     def _watch(self, batch: Batch, output: Output) -> None:

@@ -170,7 +170,8 @@ def make_plan(options: RunOptions) -> Plan:
         raise ConfigError(*problems)
     if options.graphs == "on":
         problems += [f"graphs: got on {reason}; leave it out" for reason in unreplayable(deepspeed, target.on_gpu)]
-    problems += too_large(run, deepspeed.micro_batch_size, manifest.vocab_size, manifest.seq_length, target.on_gpu)
+    of_run = Sizes(run, manifest.vocab_size, manifest.seq_length)
+    problems += too_large(of_run, deepspeed.micro_batch_size, target.on_gpu)
     description = describe(
         run,
         shards,

@@ -64,7 +64,7 @@ def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float
         )
 
 
-def unasked_months(plan: Plan, machine: Machine) -> Iterator[str]:
+def unasked_days(plan: Plan, machine: Machine) -> Iterator[str]:
     """Yields a problem if a new run without a GPU would take days, and its user has not named a DeepSpeed file."""
     unasked = plan.options.deepspeed_config == AUTO and plan.started is None
     if unasked and machine.capability == (0, 0):
@@ -165,7 +165,7 @@ def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
 
     CUDA graphs keep their activations' memory, and a step that reports, which is no replay, needs its own.
     """
-    one = memory_per_process(plan.deepspeed, plan.target.processes, parameters, *plan.sizes, machine.capability)
+    one = memory_per_process(plan.deepspeed, plan.target.processes, parameters, plan.sizes, machine.capability)
     return one._replace(activations=2 * one.activations) if plan.graphs else one
 
 
@@ -196,7 +196,7 @@ def dry_run(plan: Plan) -> None:
     """
     run, machine = plan.run, plan.machine()
     parameters = sum(parameter.numel() for parameter in empty_model(plan.description).parameters())
-    problems = [*disk_shortage(plan, parameters), *unasked_months(plan, machine)]
+    problems = [*disk_shortage(plan, parameters), *unasked_days(plan, machine)]
     warnings = [warning for warning in plan_warnings(plan, parameters, machine) if warning not in problems]
     lines = [str(plan), f"model       {run.model}", f"objective   {run.objective}", f"optimizer   {run.optim}"]
     if checkpoint := newest_valid(plan.folder / CHECKPOINTS):

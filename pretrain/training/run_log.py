@@ -16,8 +16,8 @@ from pretrain.training.curves import WRITERS, Curves, Histogram, Writer, curve_n
 RECORDS = "metrics.jsonl"
 WIDTH = 120
 MOST_WAITING = 0.15
-"""Tolerated wait for the slowest rank, as a share of that rank's own time (data and forwards); if its backwards are as
-slow, also the share of a step that other ranks wait."""
+"""Tolerated wait for the slowest rank, as a share of its own time (data and forwards), or of a whole step if its
+backwards are as slow."""
 SHOWN = {
     "generator_loss": "L_G {generator_loss}",
     "sampler_loss": "L_S {sampler_loss}",

@@ -92,7 +92,7 @@ class Telemetry:
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes the reports that are due after the step. Collective."""
         if self._due(self._run.histogram_every):
-            counts = self._engine.sum_over_ranks(self._reported.distributions.clone())
+            counts = self._engine.world.sum_over_ranks(self._reported.distributions.clone())
             if self._log and self._first:
                 self._log.write_example(self._step, example(*self._first, self._vocabulary), histograms(counts))
             self._first = None
@@ -110,7 +110,7 @@ class Telemetry:
         self._step += 1
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:
-        values, now = self._reported.values(self._engine), time.monotonic()
+        values, now = self._reported.values(self._engine.world), time.monotonic()
         self._reported.sums.zero_()
         steps, seconds = state.step - self._line_step, now - self._since
         self._line_step, self._since = state.step, now

@@ -18,7 +18,7 @@ from foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, WEIGHTS_EVERY, Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.remote import CACHE
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import NotSaved, newest_valid, save
+from pretrain.engine.checkpoint import NotSaved, all_valid, save
 from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically, require_same_precision
@@ -33,7 +33,7 @@ from pretrain.training.mask_choice import MaskChoice
 from pretrain.training.metrics import MetricTotals
 from pretrain.training.models import compile_layers, empty_model, initial_state
 from pretrain.training.plan import Plan
-from pretrain.training.plan_warnings import plan_warnings, unasked_months
+from pretrain.training.plan_warnings import plan_warnings, unasked_days
 from pretrain.training.run_folder import CHECKPOINTS, LOCK, lock_run, require_free, write_run, writing
 from pretrain.training.run_log import LEGEND, RECORDS
 from pretrain.training.state import TrainingState, due, require_finite
@@ -46,12 +46,12 @@ class Training(NamedTuple):
     plan: Plan
     machine: Machine
     engine: Engine[Objective]
-    batches: BatchPlan
+    batches: TrainingBatches
     watchdog: Watchdog
 
 
 def train_rank(plan: Plan) -> int:
-    """Trains as one rank of the job: joins the other ranks, trains and leaves; returns its exit code. Collective."""
+    """Trains as one rank of the job: joins the other ranks, trains, and exits the process. Collective."""
     if plan.run.deterministic and torch.cuda.is_available():
         compute_deterministically()
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
@@ -73,10 +73,8 @@ def train_rank(plan: Plan) -> int:
 
 def is_finished(plan: Plan) -> bool:
     """Returns whether the run folder holds an intact checkpoint of the last step."""
-    last = plan.folder / CHECKPOINTS / f"step-{plan.run.optim.steps:08d}"
     with suppress(ConfigError):  # said when the run resumes
-        newest = newest_valid(last.parent, say=lambda line: None) if last.is_dir() else None
-        return newest is not None and newest.step == plan.run.optim.steps
+        return any(all_valid(plan.folder / CHECKPOINTS, lambda line: None, among=(str(plan.run.optim.steps),)))
     return False
 
 
@@ -85,11 +83,11 @@ def measured_machine(plan: Plan, world: World) -> Machine:
 
     Raises:
         ConfigError: on every rank, if the ranks differ in precision, or a new run would take days without a GPU (see
-            `unasked_months`).
+            `unasked_days`).
     """
     require_same_precision(plan.deepspeed.precision, world)
     machine = plan.machine(world)
-    if problems := world.share([*unasked_months(plan, machine)]):
+    if problems := world.share([*unasked_days(plan, machine)]):
         raise ConfigError(*problems)
     return machine
 
@@ -108,58 +106,53 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     if plan.options.compile:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay, plan.run.optim.betas, muon=plan.run.optim.muon)
-    engine = Engine(model, groups, plan.deepspeed, world, shapes_stay=True)
+    engine = Engine(model, groups, plan.deepspeed, world, few_shapes=True)
     if world.share(state is not None):
         engine.load_full_state(state)
     world.on_first(lambda: write_run(plan.folder, plan.description, plan.deepspeed.json))
     CACHE.on_wait = watchdog.waits
-    batches = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
+    own = BatchPlan(plan.run.batch_size, plan.deepspeed.micro_batch_size, world.world_size, world.rank)
+    batches = TrainingBatches(plan.shards, own, plan.run.seed, plan.run.mask_rate)
     return Training(plan, machine, engine, batches, watchdog)
 
 
 def train(training: Training) -> int:
     """Resumes, then trains to the last step or to a stop request; returns the process's exit code."""
-    plan, machine, engine, *_ = training
+    plan, machine, engine, batches, _ = training
     state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
-    batches = TrainingBatches(plan.shards, training.batches, plan.run.seed, plan.run.mask_rate)
-    choice = MaskChoice(plan.run.mask_choice, state, batches, engine) if plan.run.mask_choice else None
+    choice = MaskChoice(plan.run.mask_choice, state, batches, engine.world) if plan.run.mask_choice else None
     if plan.graphs and state.step < plan.run.optim.steps:
         replay_micro_batches(engine.module, batches.step(state.step)[0].to(engine.device, counts=True))
     with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
-        code = run_steps(training, batches, state, telemetry, stop, choice)
+        code = run_steps(training, state, telemetry, stop, choice)
     if engine.world.is_first:
         stop.withdraw(telemetry.say)
     return code
 
 
 def run_steps(
-    training: Training,
-    batches: TrainingBatches,
-    state: TrainingState,
-    telemetry: Telemetry,
-    stop: StopRequest,
-    choice: MaskChoice | None,
+    training: Training, state: TrainingState, telemetry: Telemetry, stop: StopRequest, choice: MaskChoice | None
 ) -> int:
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     saved_at = time.monotonic()
 
-    def wishes() -> tuple[bool, bool]:
+    def requests() -> tuple[bool, bool]:
         """Returns whether this rank requests to stop, and to save."""
         overdue = time.monotonic() - saved_at > 60 * run.checkpoint_minutes
         return bool(stop) or training.watchdog.launcher_gone, overdue
 
-    for micro_batches in telemetry.own_time.reading(batches.from_step(state.step, last)):
+    for micro_batches in telemetry.own_time.reading(training.batches.from_step(state.step, last)):
         result, loss, (stopping, saving) = optimizer_step(
             training.engine,
             losses(training, state.step, micro_batches, telemetry, choice),
-            wishes,
+            requests,
             run.optim.rate(state.updates),
             UNSCALED
             if run.optim.adam_bias_correction
             else without_bias_correction(training.engine.adam_steps, run.optim.betas),
         )
-        require_finite(result, loss, state.step, batches, plan.folder)
+        require_finite(result, loss, state.step, training.batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
         if choice is not None and state.step % WEIGHTS_EVERY == 0:
@@ -192,7 +185,7 @@ def losses(
         batch = batch.to(engine.device, counts=engine.device.type == "cuda")
         with telemetry.own_time.computing():
             output = engine.forward(batch, entropies=telemetry.watching)
-        yield output.loss, output.loss.detach() / training.batches.micro_batches
+        yield output.loss, output.loss.detach() / training.batches.plan.micro_batches
         telemetry.forward_done(batch, output)
         if choice is not None:
             choice.add(batch, output)
@@ -204,12 +197,12 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     engine, sequences = training.engine, training.plan.run.evaluate_sequences
     reported = MetricTotals(engine.device)
     engine.module.eval()
-    for batch in held_out_batches(held_out, sequences, training.batches, HELD_OUT_SEED):
+    for batch in held_out_batches(held_out, sequences, training.batches.plan, HELD_OUT_SEED):
         training.watchdog.progress("a batch of the evaluation")
         batch = batch.to(engine.device)
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
     engine.module.train()
-    return reported.values(engine)
+    return reported.values(engine.world)
 
 
 def save_state(training: Training, state: TrainingState, telemetry: Telemetry, must: bool) -> None:

@@ -12,7 +12,7 @@ from data_prep.formats import Reading
 from data_prep.planning import plan_shards
 from data_prep.reading import Reader
 from data_prep.sources import find_sources
-from data_prep.unpacking import make_index
+from data_prep.unpacking import make_seek_index
 from foundation.config import ConfigError
 
 from .packers import bgzf
@@ -26,7 +26,7 @@ BLOCK, END = 0x314159265359, 0x177245385090  # the bits that begin a block of bz
 def read_shards(path, per_shard):
     """The documents of each shard, read by a worker of its own."""
     [source] = find_sources([path])
-    make_index(source, path.parent)
+    make_seek_index(source, path.parent)
     texts = []
     for task in plan_shards([source], per_shard):
         assert len(task) == 1

@@ -32,7 +32,7 @@ from finetune.tokens import Batch as TaskBatch
 from finetune.tokens import Features
 from pretrain.data.batches import Batch
 from pretrain.model import ops
-from pretrain.model.encoder import ElectraEncoder, LayerStack
+from pretrain.model.encoder import ElectraEncoder, ElectraStack
 from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
 
 META = torch.device("meta")
@@ -112,7 +112,7 @@ def test_so_does_one_with_other_embeddings(sharing: str) -> None:
 def test_so_does_one_whose_layers_are_recomputed() -> None:
     model = model_of("hp_loss")
     for module in model.modules():
-        if isinstance(module, LayerStack):
+        if isinstance(module, ElectraStack):
             module.recompute = True
     train(model, entropies=False)
 

@@ -140,7 +140,7 @@ class Runner(NamedTuple):
             loss = loss_sum * world.world_size * engine.config.accumulation_steps / real_BL.sum()
             engine.backward(loss * spoil)
             total += loss_sum.detach() / real_BL.sum()
-        return float(engine.sum_over_ranks(total)), engine.update(rate(step))
+        return float(engine.world.sum_over_ranks(total)), engine.update(rate(step))
 
 
 def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> Any:

@@ -41,9 +41,9 @@ def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
     engine, other = new_engine(), new_engine()
     assert engine.config.accumulation_steps > 1
     for step in range(3):
-        result, loss, wishes = optimizer_step(engine, losses(engine, step), lambda: (False,), worker.rate(step))
+        result, loss, requested = optimizer_step(engine, losses(engine, step), lambda: (False,), worker.rate(step))
         assert loss == pytest.approx(worker.Runner(other).step(step)[0], rel=1e-6)
-        assert (result.overflow, wishes) == (False, [False])
+        assert (result.overflow, requested) == (False, [False])
     assert engine.full_state().adam_steps == 3
     assert worker.same_states(engine.full_state(), other.full_state())
 

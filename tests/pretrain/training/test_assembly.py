@@ -61,7 +61,7 @@ def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
         training = build_training(plan, measured_machine(plan, world), world, watchdog)
     assert capsys.readouterr().out.startswith(f"{plan}\n")
     assert read_run(tmp_path / "run") == plan.description
-    assert training.batches.micro_batches * training.engine.config.micro_batch_size == plan.run.batch_size
+    assert training.batches.plan.micro_batches * training.engine.config.micro_batch_size == plan.run.batch_size
     weights = training.engine.module.state_dict()
     for name, weight in initial_model(plan.description, plan.sources).state_dict().items():
         assert torch.equal(weights[name], weight.to(weights[name].dtype)), name

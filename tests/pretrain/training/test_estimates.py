@@ -22,7 +22,7 @@ from pretrain.method.mlm import MaskedLM
 from pretrain.method.registry import objective_class
 from pretrain.model import cuda_ops, ops
 from pretrain.model.config import ElectraModelConfig
-from pretrain.model.encoder import ElectraEncoder, Embeddings, LayerStack
+from pretrain.model.encoder import ElectraEncoder, ElectraStack, Embeddings
 from pretrain.presets import preset, with_objective
 from pretrain.training import estimates
 from pretrain.training.estimates import (
@@ -85,7 +85,9 @@ def test_the_heads_flops_and_scores_follow_the_masking_rate() -> None:
     assert (at_30 - one) / (at_15 - one) == pytest.approx((154 - 1) / (77 - 1))
     assert Sizes(more, VOCABULARY, 512).flops == at_30
     assert Sizes(plain, VOCABULARY, 512).flops == at_15
-    kept = [memory_per_process(deepspeed, 1, 0, run, VOCABULARY, 512, (0, 0)).activations for run in (plain, more)]
+    kept = [
+        memory_per_process(deepspeed, 1, 0, Sizes(run, VOCABULARY, 512), (0, 0)).activations for run in (plain, more)
+    ]
     assert kept[1] - kept[0] == deepspeed.micro_batch_size * 4 * 4 * 77 * VOCABULARY
 
 
@@ -115,7 +117,7 @@ def test_a_gpus_states_shrink_as_zero_partitions_them(file: str, bytes_a_paramet
     deepspeed = resolve(
         values_of(file), batch_size=64, world_size=4, device_type="cuda", clipping=run.optim.gradient_clipping
     )
-    memory = memory_per_process(deepspeed, 4, 1000, run, VOCABULARY, 128, (8, 0))
+    memory = memory_per_process(deepspeed, 4, 1000, Sizes(run, VOCABULARY, 128), (8, 0))
     assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(1000 * bytes_a_parameter)
     assert deepspeed.precision == file[-4:]
 
@@ -129,7 +131,7 @@ def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(obj
     with torch.device("meta"):
         trained = objective_class(objective)
         parameters = sum(p.numel() for p in trained(run.model, run.objective, VOCABULARY, MASK).parameters())
-    assert least_parameters(run, VOCABULARY) <= parameters
+    assert least_parameters(Sizes(run, VOCABULARY, 128)) <= parameters
 
 
 @pytest.mark.parametrize(
@@ -154,16 +156,16 @@ def test_the_weights_counted_before_a_model_is_made_are_at_most_those_it_has(obj
 )
 def test_a_model_too_large_for_memory_is_refused_before_it_is_made(overrides: str, on_gpu: bool, problem: str) -> None:
     run = with_overrides(preset("small"), overrides.split())
-    assert any(re.match(problem, found) for found in too_large(run, run.batch_size, VOCABULARY, 512, on_gpu))
+    assert any(re.match(problem, found) for found in too_large(Sizes(run, VOCABULARY, 512), run.batch_size, on_gpu))
     small = run.model_copy(update={"model": preset("small").model})
-    assert not [*too_large(small, 1, VOCABULARY, 512, on_gpu)]
+    assert not [*too_large(Sizes(small, VOCABULARY, 512), 1, on_gpu)]
 
 
 def test_a_containers_memory_bounds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     run = preset("base")
-    assert not [*too_large(run, 1, VOCABULARY, 128, on_gpu=False)]
+    assert not [*too_large(Sizes(run, VOCABULARY, 128), 1, on_gpu=False)]
     monkeypatch.setattr(estimates, "memory", lambda: 2**28)
-    (problem,) = too_large(run, 1, VOCABULARY, 128, on_gpu=False)
+    (problem,) = too_large(Sizes(run, VOCABULARY, 128), 1, on_gpu=False)
     assert re.search(r"weights fit the 0\.2 GiB of memory that a process may use here, not 0\.\d", problem)
 
 
@@ -210,7 +212,7 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
     torch.manual_seed(0)
     model = objective_class(objective)(run.model, run.objective, 300, MASK).half().train()
     for module in model.modules():
-        if isinstance(module, LayerStack):
+        if isinstance(module, ElectraStack):
             module.recompute = recomputes
     batch = random_batch(2, 32, 300)
     with Alive(model) as alive:
@@ -220,11 +222,11 @@ def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a
         loss.backward()
     values = values_of("zero1_fp16") | ({"activation_checkpointing": {}} if recomputes else {})
     deepspeed = resolve(values, batch_size=2, world_size=1, device_type="cuda", clipping=run.optim.gradient_clipping)
-    estimated = memory_per_process(deepspeed, 1, 0, run, 300, 32, (8, 0)).activations
+    estimated = memory_per_process(deepspeed, 1, 0, Sizes(run, 300, 32), (8, 0)).activations
     if recomputes:  # besides each layer's input, the tensors of the layer that is recomputed
         assert kept < estimated < alive.most
     else:
-        stacks = [module for module in model.modules() if isinstance(module, LayerStack)]
+        stacks = [module for module in model.modules() if isinstance(module, ElectraStack)]
         trained = [stack for stack in stacks if stack.relative_attention_bias.weight.requires_grad]
         tiles = sum(stack.config.num_attention_heads * 3 * 64 * 64 * 2 for stack in trained)  # of biases, at any batch
         assert kept - tiles == pytest.approx(estimated, rel=0.1)  # small tensors beside small layers

@@ -32,7 +32,7 @@ def test_losses_are_summed_by_the_original_token_and_older_ones_fade(
 ) -> None:
     engine = make_engine(make_electra(name="hp_loss"))
     batches = TrainingBatches(open_shards(shards_folder), BatchPlan(3, 3, 1, 0), 0)
-    choice = MaskChoice(1.0, TrainingState(), batches, engine)
+    choice = MaskChoice(1.0, TrainingState(), batches, engine.world)
     output = engine.forward(batch)
     sums: dict[int, list[float]] = defaultdict(list)
     for row, positions in enumerate(batch.masked_positions_BK.tolist()):
@@ -57,5 +57,5 @@ def test_losses_are_summed_by_the_original_token_and_older_ones_fade(
         assert known[0][token] == pytest.approx((2 * KEPT + 1) * sum(losses) / UNIT)
         assert known[1][token] == pytest.approx((2 * KEPT + 1) * len(losses))
     again = TrainingBatches(batches.shards, batches.plan, 0)
-    assert MaskChoice(1.0, TrainingState(token_losses=[known, recent]), again, engine).saved() == [known, recent]
+    assert MaskChoice(1.0, TrainingState(token_losses=[known, recent]), again, engine.world).saved() == [known, recent]
     assert again.weight_V is not None and (again.weight_V == batches.weight_V).all()

@@ -107,7 +107,7 @@ def test_one_gpu_replays_graphs_in_bf16_unless_told_otherwise(
     given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100"}
     plan = make_plan(options(shards_folder, tmp_path, **given | changes))
     assert plan.graphs is on
-    kept = memory_per_process(plan.deepspeed, 1, 1, *plan.sizes, (8, 0)).activations
+    kept = memory_per_process(plan.deepspeed, 1, 1, plan.sizes, (8, 0)).activations
     assert memory_of(plan, 1, GPUS["a100", "bf16"]).activations == (2 if on else 1) * kept
 
 

@@ -17,7 +17,7 @@ from pretrain.training.estimates import GPUS, Machine
 from pretrain.training.models import build_model
 from pretrain.training.options import RunOptions
 from pretrain.training.plan import Plan, make_plan
-from pretrain.training.plan_warnings import disk_needed, plan_warnings, too_long, unasked_months
+from pretrain.training.plan_warnings import disk_needed, plan_warnings, too_long, unasked_days
 from pretrain.training.run_folder import CHECKPOINTS
 from tests.conftest import REPOSITORY
 
@@ -159,9 +159,9 @@ def test_months_without_a_gpu_are_refused_unless_a_file_was_named(
 ) -> None:
     plan = planned(shards_folder, tmp_path, preset="small", deepspeed_config=config)
     slow = Machine("these 2 cores", 1e10, "", 2**34)
-    found = list(unasked_months(plan, slow))
+    found = list(unasked_days(plan, slow))
     assert bool(found) is not asked
-    assert list(unasked_months(plan, GPU._replace(flops=1e11))) == []
+    assert list(unasked_days(plan, GPU._replace(flops=1e11))) == []
     if found:
         said = (
             r"^optim\.steps: .* about \d+ (months|years?) on these 2 cores .*all the same, add --deepspeed_config \w+$"

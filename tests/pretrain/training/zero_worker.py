@@ -113,7 +113,7 @@ def train(
             if name != "mlm":  # which draws nothing
                 drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         result = engine.update(rate)
-        losses.append(engine.sum_over_ranks(loss).item())
+        losses.append(engine.world.sum_over_ranks(loss).item())
         norms.append(float(result.gradient_norm))
     if checkpoints:
         state = engine.full_state()
@@ -122,8 +122,8 @@ def train(
     return {
         "losses": losses,
         "norms": norms,
-        "drawn": engine.sum_over_ranks(drawn).tolist(),
-        "reported": reported.values(engine),
+        "drawn": engine.world.sum_over_ranks(drawn).tolist(),
+        "reported": reported.values(engine.world),
     }
 
 
