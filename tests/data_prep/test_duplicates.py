@@ -69,15 +69,6 @@ def test_a_skipped_document_does_not_count_as_an_original(tmp_path):
     assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
 
 
-def test_two_workers_find_the_same_duplicates(tmp_path):
-    random = np.random.default_rng(1)
-    texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
-    seen = set()
-    for text, reason in found_in(tmp_path, texts, workers=2):
-        assert reason == ("duplicate" if text in seen else None)
-        seen.add(text)
-
-
 def test_text_is_not_hashed_again(tmp_path):
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nTwo.")
     (tmp_path / "b.txt").write_text("One.\n\nSix.")

@@ -29,18 +29,6 @@ def english(shared_data):
     return find_model(shared_data / "nltk_data")
 
 
-def test_splits_as_nltk_does_line_by_line(english):
-    import os
-
-    from nltk import data
-    from nltk.tokenize.punkt import PunktTokenizer
-
-    data.path.insert(0, os.fspath(english.parents[2]))
-    expected = [sentence for line in TEXT.splitlines() for sentence in PunktTokenizer("english").tokenize(line)]
-    assert split_sentences(TEXT, Punkt(load_model(english))) == expected
-    assert "They talked." in expected
-
-
 def test_a_line_end_ends_a_sentence_and_only_white_space_is_lost(english):
     text = "A heading\nSome text without an end\r\nand more \n\n of it. Yes."
     sentences = split_sentences(text, Punkt(load_model(english)))

@@ -288,8 +288,3 @@ def test_a_mistyped_path_does_not_contact_the_hub(tmp_path, monkeypatch):
     for name in ("data/vocba", "missing.txt", "/no/such/folder", "a/b/c"):
         with pytest.raises(ConfigError, match="does not exist"):
             open_tokenizer(name)
-
-
-def test_the_folder_records_how_text_is_cleaned(tokenizer, tmp_path):
-    tokenizer.save(tmp_path)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True

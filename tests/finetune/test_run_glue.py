@@ -14,7 +14,7 @@ from finetune.running.records import RunRecord, read_records
 from foundation.config import ConfigError
 from foundation.machine import bf16_is_faster
 from tests.conftest import REPOSITORY
-from tests.finetune.conftest import launch, run_queue
+from tests.finetune.conftest import run_queue
 from tests.warm import Warm
 
 SHORT = {"epochs": 1, "batch_size": 32, "deepspeed_config": REPOSITORY / "ds_configs" / "zero0_fp32.json"}
@@ -25,22 +25,6 @@ def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[
     given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data_dir), "output": output}
     run_queue(GlueOptions.from_values(given | SHORT | options))
     return read_records(output / "results.jsonl")
-
-
-@pytest.mark.long  # the quick suite has two ranks of the same queue in test_run_tagging.py
-def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
-    stock_model: Path, cola_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path)
-    done = launch("run_glue.py", *paths, "--task", "CoLA", "--epochs", "1", "--batch_size", "32", "--seeds", "1", "2")
-    assert done.returncode == 0, done.stderr
-    records = read_records(tmp_path / "results.jsonl")
-    assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2)]
-    assert records[0].train_examples == 203
-
-    records = run_here(stock_model, cola_folder, tmp_path, seeds=(1, 2, 3))
-    assert "1 of 3 runs to do" in capsys.readouterr().out
-    assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 2), (3, 1)]
 
 
 def test_plain_torch_without_deepspeed_learns_what_zero_1_does(
@@ -54,22 +38,6 @@ def test_plain_torch_without_deepspeed_learns_what_zero_1_does(
     changes = {"epochs": 2, "batch_size": None, "seeds": (1,), "deepspeed_config": "zero1_fp32"}
     (under,) = run_here(stock_model, cola_folder, tmp_path / "with", **changes)
     assert without.train_losses == pytest.approx(under.train_losses, rel=1e-4)
-
-
-def test_qqp_rows_broken_by_line_ends_stop_no_run_and_are_named(
-    stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "glue" / "QQP"
-    folder.mkdir(parents=True)
-    header, row = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n", "0\t1\t2\tgood ?\tbad ?\t1\n"
-    (folder / "train.tsv").write_text(header + row * 999 + '0\t1\t2\t"good\n"\tbad ?\t0\n' + row * 999)
-    (folder / "dev.tsv").write_text(header + row * 4)
-    options = {"task": ("all",), "seeds": (1,), "batch_size": 999, "epochs": 1}
-    (record,) = run_here(stock_model, tmp_path / "glue", tmp_path / "out", **options)
-    assert (record.run.task, record.train_examples) == ("QQP", 1_998)
-    said = capsys.readouterr().out
-    assert f"{folder / 'train.tsv'}: 2 malformed rows left out:" in said
-    assert "line 1001: 4 columns, expected 6" in said and "line 1002: 3 columns, expected 6" in said
 
 
 def test_random_weights_are_another_run_and_depend_on_the_seed(

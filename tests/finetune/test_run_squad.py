@@ -40,13 +40,6 @@ def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
     assert set(json.loads(answers.read_text())) == {f"q{number}" for number in range(16)}
 
 
-def test_each_setting_of_the_head_makes_another_run(stock_model: Path, squad_folder: Path, tmp_path: Path) -> None:
-    for change in ({}, {"head": "xlnet"}, {"stride": 3}):
-        records = run_here(stock_model, squad_folder, tmp_path, seeds=(1,), **change)
-    assert [record.run.settings.head for record in records] == ["electra", "xlnet", "electra"]
-    assert len({record.run.folder_name() for record in records}) == 3
-
-
 def test_the_files_of_a_run_have_each_questions_answers_odds_and_scores(
     stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
@@ -98,14 +91,6 @@ def test_real_questions_train_by_one_command(
     score = evaluate(questions, predicted) if version == "2.0" else evaluate_squad1(questions, predicted)
     assert record.last["dev"]["f1"] == pytest.approx(score["f1"] / 100)
     assert record.collapsed != "non-finite loss"
-
-
-def test_an_output_that_is_a_file_is_refused_before_model_and_data_are_read(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        ConfigError, match=r"output: got .*file, expected a folder, but .*file is not a folder; name another"
-    ):
-        run_here(Path("nowhere"), Path("nowhere"), tmp_path / "file")
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,9 @@ def test_uniforms_are_below_one_evenly_distributed_and_keyed_by_all_four_parts()
 
 
 def test_uniforms_never_reach_either_end() -> None:
-    """Checks a million uniforms, and the extremes of the 23 bits they are made from."""
     index = np.arange(1000)
     values = uniforms(0, index, np.zeros_like(index), np.tile(index, (1000, 1)))
     assert values.min() > 0 and values.max() < 1
-    ends = (np.array([0, 2**23 - 1], dtype=np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
-    assert ends.tolist() == [2.0**-24, 1 - 2.0**-24]
 
 
 def test_a_rows_uniforms_do_not_depend_on_its_neighbors() -> None:

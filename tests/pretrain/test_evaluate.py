@@ -261,15 +261,6 @@ def test_sequences_longer_than_the_model_are_refused(trained_run: Path, shards_f
             main(EvaluateOptions(runs=(tmp_path,), data=data))
 
 
-def test_a_run_with_a_truncated_last_record_can_be_evaluated_and_exported(trained_run: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(trained_run, tmp_path / "run")
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')
-    main(EvaluateOptions(runs=(run,), sequences=8))
-    export(ExportOptions(run=run, out=tmp_path / "out"))
-    assert (tmp_path / "out" / "README.md").is_file()
-
-
 def test_the_loaded_model_is_the_trained_one(trained_run: Path) -> None:
     model, step = load_trained(trained_run)
     fresh = build_model(read_run(trained_run))

@@ -26,16 +26,6 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("place", ["file", "file/below/it"])
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_an_output_that_cannot_be_a_folder_is_refused_before_anything_starts(
-    place: str, dry_run: bool, shards_folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"output: got {tmp_path / place}, .* but {tmp_path}/file is not a folder"):
-        main(options(shards_folder, tmp_path / place, dry_run=dry_run))
-
-
 ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}
 """Free space in KiB, named after the files that fit into it."""
 

@@ -205,6 +205,6 @@ def test_a_checkpoint_of_a_later_version_is_an_error_and_nothing_is_changed(fold
     marker = folder / "step-00000020" / "complete.json"
     marker.write_bytes(later())
     before = content_of(folder)
-    with pytest.raises(ConfigError, match="format version 2"):
+    with pytest.raises(ConfigError, match="format version 2, expected 1; use the version of this project that wrote"):
         newest_valid(folder)
     assert content_of(folder) == before

@@ -1,8 +1,6 @@
 """Claims about the language of documents, on real text in four languages."""
 
 import lzma
-import subprocess
-import sys
 from itertools import islice
 
 import pytest
@@ -10,7 +8,6 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from data_prep.curation.curator import _identifier, language_test
 from foundation.config import ConfigError
-from tests.conftest import REPOSITORY
 
 SENTENCES = {
     "en": "All human beings are born free and equal in dignity and rights, and they are endowed with reason.",
@@ -53,8 +50,3 @@ def test_the_verdicts_are_py3langids_and_its_confidence_to_five_digits(shared_da
 def test_an_unknown_language_is_one_line_that_names_the_known_ones():
     with pytest.raises(ConfigError, match="keep_language: got 'english', expected one of ace, af, am"):
         language_test(("en", "english"), 0.5)
-
-
-def test_py3langid_is_imported_only_when_used():
-    code = "import sys, data_prep.build_shards; sys.exit('py3langid' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0

@@ -64,18 +64,6 @@ def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(copy: Path) -> No
         open_model(str(copy))
 
 
-def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(copy: Path) -> None:
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
-    with pytest.raises(ConfigError, match="pieces, expected at most 20"):
-        open_model(str(copy))
-
-
-def test_a_missing_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        open_model(str(tmp_path / "nowhere"))
-
-
 def test_a_tokenizer_other_than_berts_gives_the_ids_of_the_shards(copy: Path) -> None:
     made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"])
     made.normalizer = normalizers.NFKC()

@@ -77,17 +77,12 @@ def test_a_wrong_setting_is_one_line_of_the_class_of_its_task(make: Callable[...
     assert "learning_rate: got 'high', expected: input should be a valid number" in line
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"random_weights": True}, {"data_sha256": "x"}, {"epochs": 4}])
-def test_any_change_that_affects_the_result_makes_another_run(change: dict) -> None:
-    assert make_record(**change).run != make_record().run
-    assert isinstance(make_record(**change), RunRecord)
-
-
 def test_each_run_has_its_own_folder_name() -> None:
     names = {
-        make_record(**change).run.folder_name() for change in ({}, {"seed": 2}, {"epochs": 4}, {"data_sha256": "x"})
+        make_record(**change).run.folder_name()
+        for change in ({}, {"seed": 2}, {"epochs": 4}, {"data_sha256": "x"}, {"random_weights": True})
     }
-    assert len(names) == 4
+    assert len(names) == 5
     assert make_record(task="SQuAD 2.0").run.folder_name().startswith("SQuAD-2.0-seed1-")
 
 

@@ -301,12 +301,6 @@ def test_a_run_with_a_damaged_checkpoint_does_not_start_over(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000004"]
 
 
-def test_a_run_without_checkpoints_starts_from_the_beginning(
-    whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
-) -> None:
-    assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "nothing", never)) == whole
-
-
 def test_loss_and_stop_requests_share_one_all_reduce_per_batch(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,16 +85,6 @@ def test_rows_are_the_shards_own_sequences_and_mask_copies(shards: Shards, shard
     assert batch.masked_positions_BK[1][batch.masked_valid_BK[1]].tolist() == expected
 
 
-def test_masks_are_15_percent_rounded_up_and_never_special_tokens(shards: Shards) -> None:
-    index = np.arange(len(shards))
-    batch = make_batch(shards, index, np.zeros_like(index), seed=0)
-    special = shards.manifest.special_tokens
-    lengths = batch.attention_mask_BL.sum(1)
-    assert torch.equal(batch.masked_valid_BK.sum(1), torch.ceil(lengths * 15 / 100 - 1e-9).long())
-    originals = batch.input_ids_BL.gather(1, batch.masked_positions_BK)[batch.masked_valid_BK]
-    assert not set(originals.tolist()) & {special.pad, special.cls, special.sep, special.mask}
-
-
 def test_the_second_segment_starts_after_the_first_separator_and_ends_with_the_sequence(shards: Shards) -> None:
     index = np.arange(len(shards))
     batch = make_batch(shards, index, np.zeros_like(index), seed=0)

@@ -52,7 +52,7 @@ def ordinary(shards: Shards, ids_BL: np.ndarray) -> np.ndarray:
     return ~np.isin(ids_BL, (special.pad, special.cls, special.sep, special.mask))
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", (MASK_RATE, *RATES))
 def test_exactly_the_rate_rounded_up_is_masked_and_never_a_special_token(rate: float, shards: Shards) -> None:
     index = np.arange(len(shards))
     for epoch in range(3):

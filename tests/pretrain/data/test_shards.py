@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
@@ -75,19 +74,6 @@ def test_without_weights_folders_count_by_size_and_finish_their_epochs_together(
     sample = np.arange(len(shards))
     assert sorted(shards.shuffled(sample, seed=1)[0]) == sorted(shards.in_turn(sample)) == sample.tolist()
     assert not shards.shuffled(sample, seed=1)[1].any()
-
-
-def test_a_mixture_depends_only_on_the_step_on_any_cluster(folders: list[Path]) -> None:
-    shards = open_shards(*folders, weights=(3, 1, 1))
-    alone = TrainingBatches(shards, BatchPlan(24, 24, 1, 0), seed=2).step(70)
-    spread = [TrainingBatches(shards, BatchPlan(24, 4, 3, rank), seed=2).step(70) for rank in range(3)]
-    ordered = [rank[number] for number in range(2) for rank in spread]
-    for part in range(6):
-        assert torch.equal(alone[0][part], torch.cat([batch[part] for batch in ordered]))
-    masked = sum(int(batch.masked_valid_BK.sum()) for batch in ordered)
-    tokens = sum(int(batch.attention_mask_BL.sum()) for batch in ordered)
-    for batch in ordered:  # the global counts by which losses are divided
-        assert (batch.masked_count, batch.token_count) == pytest.approx((masked / 6, tokens / 6))
 
 
 def test_rows_of_a_mixture_are_the_folders_own_sequences(folders: list[Path]) -> None:

@@ -99,24 +99,6 @@ def test_a_sampled_original_counts_as_original(
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
-def test_the_sampler_starts_at_the_generators_distribution(objective: str, batch: Batch) -> None:
-    torch.manual_seed(0)
-    learned, plain = new_model(objective), new_model("electra")
-    plain.load_state_dict(learned.state_dict(), strict=False)
-    many = batch._replace(uniforms_BK=torch.tensor([[0.03, 0.2], [0.5, 0.75], [0.97, 0.1]]))
-    valid = batch.masked_valid_BK
-    drawn, expected = (model(many).draw for model in (learned, plain))
-    assert drawn.tokens_BK[valid].tolist() == expected.tokens_BK[valid].tolist()
-    assert torch.allclose(drawn.log_q_BK, drawn.log_p_G_BK, atol=1e-6)
-    rows = 2048
-    same = [part[:1].expand(rows, *part.shape[1:]) if isinstance(part, torch.Tensor) else part for part in batch]
-    grid = ((torch.arange(rows) + 0.5) / rows)[:, None].expand(rows, 2)
-    everything = learned(Batch(*same)._replace(uniforms_BK=grid)).draw
-    assert all(set(everything.tokens_BK[:, k].tolist()) == set(range(VOCABULARY)) for k in range(2))
-    assert torch.allclose(everything.log_q_BK, everything.log_p_G_BK, atol=1e-6)
-
-
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
 def test_a_normal_start_leaves_the_head_as_drawn_and_every_other_weight_as_it_was(objective: str, batch: Batch) -> None:
     models = []
     for start in ("proposal", "normal"):

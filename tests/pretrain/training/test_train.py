@@ -181,26 +181,6 @@ def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch:
     return folder, finished(launch(0, *run_arguments(shards_folder, folder, LONG_WARMUP)))
 
 
-@pytest.mark.parametrize("how", [pytest.param("stop file", marks=pytest.mark.long), "SIGTERM"])
-def test_a_requested_stop_saves_exits_with_75_and_resumes_without_a_trace(
-    how: str, whole: tuple[Path, str], shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    stopped = tmp_path / "stopped"
-    command = run_arguments(shards_folder, stopped, LONG_WARMUP)
-    process = launch(0, *command)
-    wait_for_step(stopped, 3)
-    if how == "stop file":
-        (stopped / "stop").touch()
-    else:
-        process.send_signal(signal.SIGTERM)
-    assert "stopped on request" in finished(process, code=75)
-    saved = [path.name for path in (stopped / "checkpoints").iterdir()]
-    assert len(saved) == 1 and saved[0] < "step-00000024"
-    output = finished(launch(0, *command))
-    assert f"resumed from step {int(saved[0][5:])} ({stopped}/checkpoints/{saved[0]})\n" in output
-    assert losses(stopped) == losses(whole[0])
-
-
 def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
     folder = tmp_path / "run"
     process = launch(0, *run_arguments(shards_folder, folder))
