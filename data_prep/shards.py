@@ -18,6 +18,7 @@ import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
+from foundation.command_line import may_pass
 from foundation.config import ConfigError
 from foundation.files import NewFile, file_sha256, with_suffix, write_atomically
 
@@ -61,7 +62,9 @@ class IndexedFile:
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             self.size = self._data_path.stat().st_size
-        except (FileNotFoundError, ValueError, struct.error) as error:  # other errors of a file system may pass
+        except (OSError, ValueError, struct.error) as error:
+            if may_pass(error):
+                raise
             raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
         end = int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if items else 0
         if self.size != end:

@@ -152,8 +152,12 @@ def _told(error: Exception) -> int:
 
 def exit_code(error: BaseException) -> int:
     """The exit code of a command that ends with this error: 2 if the user can fix it, 1 if it is transient or a bug."""
-    may_pass = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)
-    return EXIT_BAD_USAGE if problems_of(error) and not may_pass else EXIT_FAILED
+    return EXIT_BAD_USAGE if problems_of(error) and not may_pass(error) else EXIT_FAILED
+
+
+def may_pass(error: BaseException) -> bool:
+    """Returns whether the same command may succeed later: too little memory, a failing disk, file server or network."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)
 
 
 def problems_of(error: BaseException) -> tuple[str, ...]:

@@ -61,7 +61,6 @@ UNREADABLE = [
     "finetune/run_tagging.py --model junk --task NER --data_dir .",
     "finetune/report.py junk",
 ]
-# Names and keys that do not exist, for each option that takes one.
 NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {
     "accelerate",
     "pandas",

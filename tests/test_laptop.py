@@ -36,6 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Pat
     return folder
 
 
+@pytest.mark.parametrize("package", ["deepspeed", "mpi4py", "megatron.core"])
+def test_such_a_machine_lacks_the_packages(package: str, laptop: Environment) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {package}"], env=laptop, capture_output=True, text=True)
+    assert f"No module named '{package.partition('.')[0]}'" in done.stderr
+
+
 def test_shards_are_verified_without_megatrons_reader(folder: Path, laptop: Environment) -> None:
     done = run("data_prep/inspect_shards.py shards --verify", folder, laptop)
     assert done.returncode == 0, done.stderr

@@ -153,7 +153,7 @@ model = {auto}.from_pretrained(FOLDER{code})
 tokenizer = AutoTokenizer.from_pretrained(FOLDER{no_code})
 {SNIPPETS[auto]}{_likelihood(description, code)}```
 
-It loads with transformers 5.{CARRIES if code else ""}
+It loads with transformers 5.23 or later.{CARRIES if code else ""}
 
 ## Settings
 

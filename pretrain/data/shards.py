@@ -27,6 +27,7 @@ from data_prep.defaults import require_shards
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_problems
+from foundation.command_line import may_pass
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import with_suffix
 from foundation.ordering import dealt, key_of, permuted
@@ -237,7 +238,7 @@ class Shards:
                 if copy:
                     opened.map_all()
                 break
-            except LocalProblem:
+            except (LocalProblem, OSError):
                 if copy is None or copy.is_complete():
                     raise  # else another run has just removed it from the cache
         if len(self._mapped) < OPEN_SHARDS:
@@ -314,10 +315,7 @@ class _MappedShard:
 
     def map_all(self) -> None:
         """Maps ids and masks now, so that they outlive the removal of their files from the cache."""
-        try:
-            _ = self._ids.data, self.masks
-        except OSError as error:
-            raise LocalProblem(f"data: {self._prefix} cannot be read ({error.strerror}); {VERIFY}") from None
+        _ = self._ids.data, self.masks
 
     @cached_property
     def masks(self) -> np.ndarray:
@@ -325,7 +323,9 @@ class _MappedShard:
         path = with_suffix(self._prefix, ".mask.bin")
         try:
             return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
-        except (FileNotFoundError, ValueError) as error:  # other errors of a file system may pass
+        except (OSError, ValueError) as error:
+            if may_pass(error):
+                raise
             raise LocalProblem(f"data: {path} cannot be read ({error}); {VERIFY}") from None
 
     def lengths_of(self, items: np.ndarray) -> np.ndarray:

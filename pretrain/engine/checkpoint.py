@@ -15,7 +15,7 @@ moment.
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,23 +142,22 @@ def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint
 
 
 def all_valid(
-    folder: Path, say: Callable[[str], None] = print, among: Collection[str] | None = None
+    folder: Path, say: Callable[[str], None] = print, wanted: Callable[[int], bool] = lambda step: True
 ) -> Iterator[Checkpoint]:
-    """Yields the intact checkpoints, newest first, each verified only when it is reached; with `among`, only those at
-    these steps.
+    """Yields the intact checkpoints of `wanted` steps, newest first, each verified only when it is reached.
 
     Raises:
         ConfigError: there are checkpoints but none is intact, one is of a later version, or the folder is unreadable.
     """
     damaged, checkpoints = [], _by_step(folder)
     for step, candidate in checkpoints:
-        if among is not None and str(step) not in among:
+        if not wanted(step):
             continue
         problem = _damage(candidate, step)
         if problem is None:
             yield Checkpoint(candidate, step)
         else:
-            say(f"checkpoint {candidate} is not used: {problem}; trying the previous one")
+            say(f"checkpoint {candidate} is not used: {problem}")
             damaged.append(f"{candidate.name} ({problem})")
     if checkpoints and len(damaged) == len(checkpoints):
         raise ConfigError(

@@ -31,9 +31,11 @@ def launchers() -> list[psutil.Process]:
 
 
 def _parents(process: psutil.Process) -> list[psutil.Process]:
+    found = [process]
     with suppress(psutil.Error):  # /proc may hide other users' processes
-        return process.parents()
-    return []
+        while above := found[-1].parent():
+            found.append(above)
+    return found[1:]
 
 
 def _arguments(process: psutil.Process) -> list[str]:

@@ -213,7 +213,7 @@ GPUS = {
     ("h100", "bf16"): Machine(
         "H100",
         225e12,
-        "23% of 989 TFLOP/s: base at length 512 on one, with CUDA graphs; 1.8 to 2.6 times slower without",
+        "23% of 989 TFLOP/s: base at length 512 on one, with CUDA graphs; without, as on several, half of it",
         80 * GIB,
         (9, 0),
     ),

@@ -154,7 +154,7 @@ def load_trained(folder: Path, step: int | None = None, average: int = 1) -> tup
     (last,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
     if average == 1:
         return load_checkpoint(description, last), last.step
-    up_to_last = (found for found in all_valid(folder / CHECKPOINTS) if found.step <= last.step)
+    up_to_last = all_valid(folder / CHECKPOINTS, wanted=lambda step: step <= last.step)
     averaged = [*islice(up_to_last, average)][::-1]
     if len(averaged) < average:
         raise ConfigError(
@@ -177,10 +177,10 @@ def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
         ConfigError: there is none, or none at one of the steps.
     """
     named = () if tuple(steps) in (("newest",), ("all",)) else steps
-    found = all_valid(run / CHECKPOINTS, among=named or None)
+    found = all_valid(run / CHECKPOINTS, wanted=lambda step: not named or str(step) in named)
     chosen = list(islice(found, 1) if tuple(steps) == ("newest",) else found)[::-1]
     missing = [step for step in named if step not in {str(one.step) for one in chosen}]
-    others = [str(one.step) for one in all_valid(run / CHECKPOINTS)][::-1] if missing else []
+    others = [str(one.step) for one in all_valid(run / CHECKPOINTS, lambda line: None)][::-1] if missing else []
     if not chosen and not others:
         raise ConfigError(f"run: {run} has no complete checkpoint yet; train longer, or name another run")
     if missing:

@@ -73,12 +73,13 @@ def require_finite(result: StepResult, loss: float, step: int, batches: Training
         return
     index, epoch = batches.sequences(step)
     path = folder / f"nonfinite-step-{step}.json"
+    listed = ""
     with suppress(OSError):  # a full disk must not hide the reason
         path.write_text(json.dumps({"step": step, "sequences": index.tolist(), "epochs": epoch.tolist()}))
+        listed = f"; the step's {len(index)} sequences are listed in {path}"
     scale = f"loss scale {result.loss_scale:g}" + (" cannot fall further" if result.fatal else "")
     raise FloatingPointError(
-        f"step {step}: the gradient is not finite (loss {loss:g}, {scale}) and no weight was updated;"
-        f" the step's {len(index)} sequences are listed in {path}"
+        f"step {step}: the gradient is not finite (loss {loss:g}, {scale}) and no weight was updated{listed}"
     )
 
 

@@ -74,7 +74,7 @@ def train_rank(plan: Plan) -> int:
 def is_finished(plan: Plan) -> bool:
     """Returns whether the run folder holds an intact checkpoint of the last step."""
     with suppress(ConfigError):  # said when the run resumes
-        return any(all_valid(plan.folder / CHECKPOINTS, lambda line: None, among=(str(plan.run.optim.steps),)))
+        return any(all_valid(plan.folder / CHECKPOINTS, lambda line: None, lambda step: step == plan.run.optim.steps))
     return False
 
 

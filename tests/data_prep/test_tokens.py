@@ -134,6 +134,7 @@ def test_the_saved_folder_is_loaded_by_transformers_with_the_same_ids(tokenizer,
     from transformers import AutoTokenizer
 
     tokenizer.save(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["do_lower_case"] is True
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     ids, _ = tokenizer.encode(["Kalo mine."])
     assert loaded.encode("Kalo mine.", add_special_tokens=False) == ids.tolist()

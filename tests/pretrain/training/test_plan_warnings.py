@@ -203,6 +203,11 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     assert "launch      python -m pretrain.run" in printed
 
 
+def test_a_forecast_is_of_a_dry_run(shards_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^forecast: got v100 without --dry_run"):
+        main(options(shards_folder, output=tmp_path / "run", forecast="v100", dry_run=False))
+
+
 def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_it_all_the_same(
     shards_folder: Path, tmp_path: Path
 ) -> None:
