@@ -8,6 +8,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends openmpi-bin openssh-client pdsh \
     && rm -rf /var/lib/apt/lists/*
 
+# A container's user is root, which mpirun refuses otherwise.
+ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 WORKDIR /source
 COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
 COPY electra_sampler electra_sampler
@@ -19,7 +21,7 @@ COPY quickstart quickstart
 COPY samplers samplers
 COPY ds_configs ds_configs
 COPY hostfiles hostfiles
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu --constraint constraints.txt .
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu --constraint constraints.txt '.[language,packed,remote]'
 
 WORKDIR /work
 ENTRYPOINT ["electra-sampler"]

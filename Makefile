@@ -3,7 +3,7 @@
 #   make test            the quick tests, ten minutes on two cores of an AMD EPYC of 2024 (PYTEST="-n 0 -k masking": some)
 #   make test-long       the long tests
 #   make check           formatter, linter, type checker
-#   make docs           the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
+#   make docs            the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
 #   make bench           every benchmark, or one: make bench BENCH=bench/step.py
 
 PYTHON ?= python3

@@ -72,9 +72,9 @@ class VocabularyOptions(StrictConfig):
 
 def main(options: VocabularyOptions) -> int:
     """Trains the vocabulary and writes the tokenizer folder; returns the exit code."""
-    if (options.output / "vocab.txt").exists():
+    if found := [name for name in ("vocab.txt", "tokenizer.json") if (options.output / name).exists()]:
         raise ConfigError(
-            f"output: {options.output} already has a vocab.txt; remove that file or choose another folder"
+            f"output: {options.output} already has a {found[0]}; remove that file or choose another folder"
         )
     require_text(options.input)
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)

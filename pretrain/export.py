@@ -32,7 +32,7 @@ class ExportOptions(StrictConfig):
     step: int | None = None
     """step of the checkpoint to export (the newest)"""
     average: Annotated[int, Field(gt=0)] = 1
-    """number of checkpoints whose weights are averaged: that one and the ones before it (1)"""
+    """number of checkpoints whose weights are averaged: that one and the ones before it"""
     language: Annotated[str, Field(pattern="^[a-z]{2,3}$")] = "en"
     """code of the text's language, for the model card"""
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$")] = "unknown"
