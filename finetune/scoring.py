@@ -231,11 +231,10 @@ def open_scorer(
     first, tokenizer = read_model(folder, random_weights), load_tokenizer(folder)
     tokenizer.split_special_tokens = True  # "[MASK]" is text, as in pre-training
     marked = tokenizer("")["input_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
-    pieces = read_any_config(folder).vocab_size
-    if not marked or tokenizer.mask_token_id is None or max(tokenizer.get_vocab().values()) >= pieces:
+    if not marked or tokenizer.mask_token_id is None:
         raise ConfigError(
-            f"model: the tokenizer in {folder} does not fit; expected [CLS] and [SEP] around a text, a [MASK] and up to"
-            f" {pieces} pieces; save the model's own there"
+            f"model: the tokenizer in {folder} does not fit; expected [CLS] and [SEP] around a text and a [MASK]; save"
+            " the model's own there"
         )
     label = f"{name} (random weights)" if random_weights else name
     if "discriminator_predictions" not in first:

@@ -56,12 +56,7 @@ def open_model(name: str) -> ModelFolder:
         ConfigError: there is no such model, it is no ELECTRA, or its tokenizer is missing or does not fit.
     """
     path = find_folder(name)
-    config = read_any_config(path)
-    tokenizer = load_tokenizer(path)
-    if (pieces := max(tokenizer.get_vocab().values()) + 1) > config.vocab_size:
-        raise ConfigError(
-            f"model: tokenizer in {path} has {pieces} pieces, expected at most {config.vocab_size}; {AGAIN}"
-        )
+    config, tokenizer = read_any_config(path), load_tokenizer(path)
     files = sorted(entry for entry in path.iterdir() if entry.is_file())
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
     return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), config, tokenizer)
@@ -76,7 +71,7 @@ def load_tokenizer(path: Path) -> Any:
     """Loads the folder's tokenizer; unlike `AutoTokenizer`, never asks to run code from the folder.
 
     Raises:
-        ConfigError: there is no tokenizer, or it cannot be used.
+        ConfigError: there is no tokenizer, it cannot be used, or it has more pieces than the model.
     """
     from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
@@ -89,10 +84,13 @@ def load_tokenizer(path: Path) -> Any:
     try:
         tokenizer = (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
         tokenizer(["\u2603", "a snowman"], padding=True)  # needs [UNK] and [PAD]
-        return tokenizer
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {path} has a tokenizer that cannot be used: {reason}; {AGAIN}") from None
+    pieces, expected = max(tokenizer.get_vocab().values()) + 1, read_any_config(path).vocab_size
+    if pieces > expected:
+        raise ConfigError(f"model: tokenizer in {path} has {pieces} pieces, expected at most {expected}; {AGAIN}")
+    return tokenizer
 
 
 def require_keepable(model: ModelFolder, keep: str) -> None:

@@ -132,6 +132,15 @@ def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) 
     flush(partial)
 
 
+def any_saved(folder: Path) -> bool:
+    """Returns whether there are checkpoints, intact or not.
+
+    Raises:
+        ConfigError: the folder is unreadable.
+    """
+    return bool(_by_step(folder))
+
+
 def newest_valid(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
     """Returns the newest intact checkpoint, or `None` if there are none; reports those it skips, and why.
 

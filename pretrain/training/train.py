@@ -18,7 +18,7 @@ from foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, WEIGHTS_EVERY, Batch, BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.remote import CACHE
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import NotSaved, all_valid, save
+from pretrain.engine.checkpoint import NotSaved, all_valid, any_saved, save
 from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically, require_same_precision
@@ -96,13 +96,13 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
         print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
-        resumes = any((plan.folder / CHECKPOINTS).glob("step-" + 8 * "[0-9]"))  # intact or not
-        model, state = initial_state(plan.description, plan.sources, resumes)
+    saved = plan.folder / CHECKPOINTS
+    initial = world.on_first(lambda: initial_state(plan.description, plan.sources, any_saved(saved)))
+    model, state = initial or (empty_model(plan.description), None)
+    if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for warning in plan_warnings(plan, parameters, machine):
             print(f"WARNING: {warning}", flush=True)
-    else:
-        model, state = empty_model(plan.description), None
     if plan.options.compile:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay, plan.run.optim.betas, muon=plan.run.optim.muon)

@@ -308,7 +308,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(stock_model: Path, tmp_path: P
         if not changed:
             tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
         tokenizer.save_pretrained(folder)
-        with pytest.raises(ConfigError, match=r"model: the tokenizer in \S+ does not fit; expected"):
+        with pytest.raises(ConfigError, match=r"tokenizer in \S+ (does not fit;|has \d+ pieces,) expected"):
             open_scorer(str(folder), ("discriminator",))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import BertWordPieceTokenizer, normalizers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ElectraConfig
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build
@@ -131,6 +131,7 @@ def test_ids_are_hugging_faces_on_all_text_and_every_character(settings, shared_
 def test_the_folder_gives_the_same_ids_in_transformers_and_in_fine_tuning(settings, tmp_path):
     tokenizer = tokenizer_of(list(DECLARATION * 3), **settings)
     tokenizer.save(tmp_path)
+    ElectraConfig().save_pretrained(tmp_path)
     ids, _ = tokenizer.encode(DECLARATION)
     for loaded in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
         encoded = loaded(list(DECLARATION), add_special_tokens=False).input_ids

@@ -21,6 +21,7 @@ from pretrain.engine.checkpoint import (
     MARKER,
     EngineState,
     NotSaved,
+    any_saved,
     load,
     load_weights,
     marker_of,
@@ -91,7 +92,9 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(folder: Path) -> None:
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
+    (tmp_path / "step-00005000.copy").mkdir()
     assert newest_valid(tmp_path) is None
+    assert not any_saved(tmp_path)
     assert newest_valid(tmp_path / "missing") is None
 
 
