@@ -44,7 +44,8 @@ class SpecialTokens(StrictRecord):
 class SubwordTokenizer:
     """A tokenizer and the properties of its vocabulary that data preparation needs.
 
-    A byte-level BPE (GPT-2, ModernBERT) encodes each text as if it followed others, with a space before its first word.
+    A byte-level BPE (GPT-2, ModernBERT) is changed to encode each text with a space before its first word, as if it
+    followed others.
 
     Attributes:
         special: ids of the special tokens. vocab_size: number of ids. tokens: the vocabulary.
@@ -68,7 +69,11 @@ class SubwordTokenizer:
         )
         settings = json.loads(tokenizer.to_str())
         byte_level = _byte_level(settings)
-        self._lead = "" if byte_level is None or byte_level["add_prefix_space"] else " "
+        leads = byte_level is None or byte_level["add_prefix_space"] or "Prepend" in str(settings["normalizer"])
+        if not leads:
+            tokenizer.normalizer = normalizers.Sequence(
+                [tokenizer.normalizer or normalizers.Sequence([]), normalizers.Prepend(" ")]
+            )
         self._fast, self.slow_because = _fast_encoder(settings)
         self._cached = 0
         self.vocab_size = tokenizer.get_vocab_size()
@@ -121,7 +126,7 @@ class SubwordTokenizer:
         return _encode_fast(self._fast, texts)
 
     def _encode_slowly(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast([self._lead + text for text in texts], add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         pieces = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))

@@ -144,7 +144,7 @@ def test_the_saved_folder_is_loaded_by_transformers_with_the_same_ids(tokenizer,
 
 @pytest.mark.parametrize("adds_space", [True, False])
 def test_ids_of_a_byte_level_bpe_are_hugging_faces_in_four_languages(adds_space, shared_data, tmp_path):
-    """Of text that follows other text: ModernBERT's tokenizer gives a word another id at the start of a text."""
+    """Of text that follows other text, in exports too: ModernBERT's gives a text's first word another id."""
     from transformers import AutoTokenizer
 
     novels = [sorted(shared_data.glob(f"languages/{code}/*.xz"))[0] for code in ("de", "hu", "tr")]
@@ -157,10 +157,14 @@ def test_ids_of_a_byte_level_bpe_are_hugging_faces_in_four_languages(adds_space,
         settings["pre_tokenizer"]["add_prefix_space"] = False
         (tmp_path / "vocab" / "tokenizer.json").write_text(json.dumps(settings))
     ours, theirs = open_tokenizer(str(tmp_path / "vocab")), AutoTokenizer.from_pretrained(tmp_path / "vocab")
+    ours.save(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert open_tokenizer(str(tmp_path / "saved")).sha256() == ours.sha256()
     for path in files:
         lines = [line.strip() for line in lines_of(path, limit=400) if line.strip()]
         ids, lengths = ours.encode(lines)
         expected = theirs([f" {line}" for line in lines], add_special_tokens=False)["input_ids"]
+        assert saved(lines, add_special_tokens=False)["input_ids"] == expected
         assert lengths.tolist() == [len(pieces) for pieces in expected]
         assert ids.tolist() == [*chain.from_iterable(expected)]
         assert theirs.decode(ids[: lengths[0]]).strip() == lines[0]
