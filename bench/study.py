@@ -1,7 +1,7 @@
 """Runs a study: pre-trains every row of a file with every seed, measures each run, and reports the effects.
 
     python bench/study.py bench/studies/samplers.json --input "TEXT/*.xz" --data_dir GLUE --squad SQUAD --blimp BLIMP
-    python bench/study.py bench/studies/samplers.json --results bench/results/samplers --report_only
+    python bench/study.py bench/studies/backbones.json --results bench/results/backbones --report_only
 
 Runs the commands a user would type, one per GPU or core at a time, all rows of the first seed first; rerun it to
 resume. A finished cell (a row with a seed) is one small JSON in the folder of results, and a cell that has one is

@@ -111,7 +111,7 @@ def _cgroups(controller: str) -> Iterator[Path]:
             case _:
                 continue
         own = top / path.lstrip("/")
-        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top))
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top) and ".." not in folder.parts)
 
 
 def _words(path: Path) -> list[str]:

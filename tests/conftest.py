@@ -5,8 +5,11 @@ import pydoc_data.topics
 import socket
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 # Triton's kernels run on CPUs too, interpreted; this must be set before anything imports Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

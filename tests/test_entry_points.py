@@ -202,19 +202,7 @@ def test_training_ranks_import_only_what_they_use_and_only_the_first_imports_ten
     assert imported["torch.utils.tensorboard.writer"] == 1
 
 
-DEEPSPEED = (REPOSITORY / "ds_configs/zero1_fp32.json").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (JUNK, "ds.json"),
-        (DEEPSPEED.replace(b"{", b'{"gradient_cliping": 1.0, ', 1), "gradient_cliping"),
-        (DEEPSPEED.replace(b'"stage"', b'"stge": 1, "stage"'), "stge"),
-    ],
-    ids=["unreadable", "unknown key", "unknown key of a section"],
-)
-def test_a_wrong_deepspeed_file_is_named(content, named, built):
-    (built / "ds.json").write_bytes(content)
+def test_an_unreadable_deepspeed_file_is_named(built):
+    (built / "ds.json").write_bytes(JUNK)
     command = "pretrain/run.py --preset tiny --deepspeed_config ds.json --dry_run"
-    assert_one_clear_line(run_warm(command, built), "ds.json", named)
+    assert_one_clear_line(run_warm(command, built), "ds.json")

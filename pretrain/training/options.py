@@ -19,11 +19,11 @@ class RunOptions(StrictConfig):
         Literal["tiny", "small", "base", "modern_tiny", "modern_17m", "modern_32m", "modern_68m", "modern_base"],
         Group("the run"),
     ] = "base"
-    """sizes and schedule, from the paper"""
+    """sizes and schedule; small and base are the paper's"""
     objective: GivenObjective | None = None
     """hp_loss, hp_dist, electra, mlm, or a sampler of your own: FILE.py:CLASS or package.module:CLASS (hp_loss)"""
     row: str | None = None
-    """a row of the paper's tables, such as 'HP_Loss lambda1=10', instead of an objective"""
+    """a row of the paper's tables or of ours, such as 'HP_Loss lambda1=10', instead of an objective"""
     init_from: tuple[str, ...] = ()
     """start from a generator and a discriminator, one of them, an export, a BERT, an MPNet, or a run folder"""
     keep_optimizer: bool = False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.runs import HANG_TIMEOUT, LONGER, SLOW_RUN, deepspeed, losses, saved_step, training, wait_for
+from tests.cluster.runs import HANG_TIMEOUT, LONGER, deepspeed, losses, saved_step, training, wait_for
 from tests.cluster.two_hosts import ADDRESSES, TwoHosts
 from tests.conftest import REPOSITORY
 from tests.warm import outputs, two_ranks
@@ -59,18 +59,6 @@ def test_after_one_host_is_disconnected_the_rerun_command_ends_with_the_same_los
     assert "rank 1 on node2" in output
     two_hosts.run(command, tmp_path)
     assert losses(folder) == losses(whole)
-
-
-@pytest.mark.long
-def test_ranks_save_and_end_when_their_launcher_is_killed(
-    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = two_hosts.start([*deepspeed("--num_gpus=2"), *training(shards_folder, folder, *SLOW_RUN)], tmp_path)
-    kill(two_hosts, "bin/deepspeed ", folder)
-    output, _ = process.communicate(timeout=60)
-    assert "its launcher has exited" in output
-    assert saved_step(folder) == max(losses(folder))
 
 
 @pytest.mark.long

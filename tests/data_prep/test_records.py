@@ -1,7 +1,5 @@
 """Claims about the records of a build: each is complete, or ignored."""
 
-import pytest
-
 from data_prep.manifest import Books, load_manifest
 from data_prep.output import PLAN, Plan, ShardRecord, load_record, save_record
 
@@ -24,17 +22,16 @@ def test_the_records_of_a_build_are_its_plan_and_what_became_of_each_shard(built
 
 def test_an_equal_record_is_not_written_again(built):
     name = names(built)[0]
-    before = (built / "records" / f"{name}.json").stat()
+    before = (built / "records" / f"{name}.json").stat().st_mtime_ns
     save_record(built, name, load_record(built, name, ShardRecord))
-    assert (built / "records" / f"{name}.json").stat() == before
+    assert (built / "records" / f"{name}.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("every", [97, pytest.param(5, marks=pytest.mark.long)])
-def test_a_flipped_bit_or_a_cut_loses_a_record_and_never_makes_a_wrong_one(built, tmp_path, every):
+def test_a_flipped_bit_or_a_cut_loses_a_record_and_never_makes_a_wrong_one(built, tmp_path):
     (tmp_path / "records").mkdir()
     content = (built / "records" / "shard-00000.json").read_bytes()
     assert load_record(tmp_path, "shard-00000", ShardRecord) is None
-    for bit in range(0, 8 * len(content), every):
+    for bit in range(0, 8 * len(content), 97):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         for damaged in (flipped, content[: bit // 8]):

@@ -44,16 +44,17 @@ def test_one_worker_is_this_process_and_two_are_new_ones():
 
 
 def test_there_are_no_more_workers_than_tasks_and_none_but_this_process_for_one():
+    before = {*active_children()}
     with start_pool(8) as pool:
         pool.start(2)
-        assert len(active_children()) == 2
+        assert len({*active_children()} - before) == 2
     with start_pool(1) as pool:
         pool.start(8)
         assert pool.size == 1
     with start_pool(8) as pool:
         pool.start(1)
         assert {process for _, process in pool.run(process_id, range(3))} == {os.getpid()}
-        assert active_children() == []
+        assert {*active_children()} <= before
 
 
 def test_without_semaphores_one_process_does_the_work_and_says_so(capsys, monkeypatch):

@@ -18,7 +18,10 @@ TAKE = """
 import sys, time
 from pathlib import Path
 from foundation.locks import Held, Lock
-time.sleep(max(0.0, float(sys.argv[2]) - time.time()))
+if sys.argv[2:]:
+    print("ready", flush=True)
+while sys.argv[2:] and not Path(sys.argv[2]).exists():
+    time.sleep(0.001)
 try:
     lock = Lock(Path(sys.argv[1]))
     print("taken", flush=True)
@@ -28,8 +31,9 @@ sys.stdin.read()  # alive until all have tried
 """
 
 
-def taker(path: Path, at: float = 0.0) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", TAKE, str(path), str(at)]
+def taker(path: Path, *start: Path) -> subprocess.Popen[str]:
+    """Starts a process that takes the lock, once the file `start` exists."""
+    command = [sys.executable, "-c", TAKE, str(path), *map(str, start)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -139,8 +143,9 @@ def test_of_many_simultaneous_processes_exactly_one_gets_the_lock(orphaned: bool
         assert said(killed) == "taken"
         killed.kill()
         killed.wait()
-    at = time.time() + 2
-    racers = [taker(tmp_path / "lock", at) for _ in range(8)]
+    racers = [taker(tmp_path / "lock", tmp_path / "start") for _ in range(8)]
+    assert {said(racer) for racer in racers} == {"ready"}
+    (tmp_path / "start").touch()
     heard = [said(racer) for racer in racers]
     for racer in racers:
         ended(racer)

@@ -45,12 +45,14 @@ SMALL_MODEL = ElectraModelConfig(
 )
 
 
+PLAIN_OPS = {name: form for name, form in vars(ops).items() if isfunction(form)}
+
+
 @pytest.fixture
-def restored_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations are as they were, after a test has replaced some."""
-    for name, form in list(vars(ops).items()):
-        if isfunction(form):
-            monkeypatch.setattr(ops, name, form)
+def plain_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations as written, even if an engine in this process has replaced some; as they were again after the test."""
+    for name, form in PLAIN_OPS.items():
+        monkeypatch.setattr(ops, name, form)
 
 
 @pytest.fixture
@@ -115,8 +117,10 @@ def mounted(place: Path, size: str) -> Iterator[Path]:
     done = subprocess.run(["mount", *options, place], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)  # lazy: a failed test may hold a file open
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)  # lazy: a failed test may hold a file open
 
 
 def fill(disk: Path) -> Path:

@@ -16,16 +16,6 @@ from tests.pretrain.conftest import fill
 from tests.pretrain.training.test_plan import options
 from tests.pretrain.training.test_train import Launch, run_arguments
 
-
-def test_a_dry_run_prints_the_plan_and_writes_nothing(
-    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(options(shards_folder, tmp_path / "run", dry_run=True)) == 0
-    text = capsys.readouterr().out
-    assert "hp_loss" in text and "epochs" in text and str(shards_folder) in text
-    assert not (tmp_path / "run").exists()
-
-
 ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}
 """Free space in KiB, named after the files that fit into it."""
 

@@ -37,10 +37,10 @@ COMPARED = 20
 
 @pytest.fixture(autouse=True)
 def ranks_forgotten() -> Iterator[None]:
-    """Removes the ranks that the Trainer leaves in the environment, which later processes would take for theirs."""
+    """Removes what the Trainer leaves in the environment, such as ranks that later processes take for theirs."""
     before = set(os.environ)
     yield
-    for name in {"RANK", "WORLD_SIZE"} & (os.environ.keys() - before):
+    for name in os.environ.keys() - before:
         del os.environ[name]
 
 

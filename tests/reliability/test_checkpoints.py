@@ -36,16 +36,14 @@ def flips(content: bytes, every: int = 1) -> Iterator[bytes]:
         yield bytes(flipped)
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", ["complete.json", "state.json"])
-def test_after_any_flipped_bit_the_previous_checkpoint_is_used(name: str, folder: Path, every: int) -> None:
-    checkpoint = folder / "step-00000020"
-    content = (checkpoint / name).read_bytes()
-    for flipped in flips(content, every):
-        (checkpoint / name).write_bytes(flipped)
+def test_after_any_flipped_bit_the_previous_checkpoint_is_used(folder: Path) -> None:
+    path = folder / "step-00000020" / "state.json"
+    content = path.read_bytes()
+    for flipped in flips(content, 7):
+        path.write_bytes(flipped)
         found = newest_valid(folder, say=lambda line: None)
         assert found is not None and found.step == 10
-    (checkpoint / name).write_bytes(content)
+    path.write_bytes(content)
     assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
 
 
@@ -74,7 +72,6 @@ def test_an_additional_file_in_a_checkpoint_changes_nothing(folder: Path) -> Non
 @pytest.mark.parametrize("what", ["folder", "link to nowhere", "link to itself"])
 def test_an_unreadable_file_counts_as_damage(what: str, folder: Path) -> None:
     path = folder / "step-00000020" / "weights.safetensors"
-    size = path.stat().st_size
     path.unlink()
     if what == "folder":
         path.mkdir()
@@ -82,7 +79,7 @@ def test_an_unreadable_file_counts_as_damage(what: str, folder: Path) -> None:
         path.symlink_to(path if what == "link to itself" else "nowhere")
     said: list[str] = []
     assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
-    assert len(said) == 1 and "weights.safetensors" in said[0] and size
+    assert len(said) == 1 and "weights.safetensors" in said[0]
 
 
 def damage_all(folder: Path, how: str) -> None:

@@ -56,7 +56,7 @@ def test_the_first_match_in_the_document_and_in_the_sets_is_named(path):
     assert find(path, 3, "a one two three x").example == "set.tsv#2"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(("one", "two", "three", "four", "five")), max_size=30), st.integers(1, 4))
 def test_matches_are_those_of_plain_comparison(path, words, n):
     known = [unicodedata.normalize("NFC", text).lower().replace("'", " ").split() for text in TEXTS[1:3]]

@@ -68,7 +68,7 @@ def short(**changes: int | str) -> SquadConfig:
 WORDS = st.lists(st.lists(st.sampled_from(LETTERS), min_size=1, max_size=6).map("".join), min_size=1, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(words=WORDS, spaces=st.lists(st.sampled_from(SPACES), min_size=9, max_size=9), data=st.data())
 def test_words_are_recovered_to_the_last_character(
     words: list[str], spaces: list[str], data: st.DataObject, tokenizer: BertTokenizerFast
@@ -86,7 +86,7 @@ def test_words_are_recovered_to_the_last_character(
     assert pieces.text(text, *span) == text[begin:end]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=40))
 def test_in_any_text_a_span_of_pieces_is_an_ordered_stretch_of_it(text: str, tokenizer: BertTokenizerFast) -> None:
     (pieces,) = cut_into_pieces([text], tokenizer)

@@ -37,15 +37,6 @@ def test_the_card_has_every_setting_of_the_run_and_no_local_path(
     assert "None were taken." in card
 
 
-def test_the_cards_example_loads_the_model(description: RunDescription, tmp_path: Path) -> None:
-    assert "AutoModelForPreTraining.from_pretrained(FOLDER, trust_remote_code=True)" in model_card(
-        tmp_path, description, 1, "en", "mit"
-    )
-    stock = with_overrides(with_objective(description.run, "mlm"), ["model.relative_position=false"])
-    card = model_card(tmp_path, description.model_copy(update={"run": stock}), 1, "en", "mit")
-    assert "AutoModelForMaskedLM.from_pretrained(FOLDER)" in card
-
-
 def test_scores_belong_to_the_exported_step_and_evaluations_take_precedence(
     description: RunDescription, tmp_path: Path
 ) -> None:

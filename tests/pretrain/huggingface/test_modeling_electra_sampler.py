@@ -23,6 +23,7 @@ from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucke
 from tests.exported.models import HEADS, TINY, inputs, labels
 
 
+@pytest.mark.usefixtures("plain_ops")
 @pytest.mark.parametrize(
     "switches",
     [

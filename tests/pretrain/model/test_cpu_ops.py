@@ -27,7 +27,7 @@ def seeded() -> None:
 
 
 @pytest.fixture
-def in_use(restored_ops: None) -> None:
+def in_use(plain_ops: None) -> None:
     cpu_ops.use(onednn=True)
 
 
@@ -41,7 +41,7 @@ def in_use(restored_ops: None) -> None:
     ],
 )
 def test_fp32_products_are_onednns_only_where_these_are_faster(
-    cpu: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored_ops: None
+    cpu: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain_ops: None
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"{cpu}\n")
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")

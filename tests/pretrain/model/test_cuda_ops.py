@@ -16,7 +16,7 @@ from pretrain.model import triton_elementwise
 FORMS = ("attend", "attention_bias", "gelu_linear", "linear", "linears", "norm_residual", "softmax")
 
 
-pytestmark = pytest.mark.usefixtures("restored_ops")
+pytestmark = pytest.mark.usefixtures("plain_ops")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])

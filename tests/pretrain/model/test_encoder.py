@@ -68,7 +68,7 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     assert torch.allclose(attention(packing.pack(hidden_BLH), packing, bias), expected[0], atol=1e-5)
 
 
-@pytest.mark.usefixtures("restored_ops")
+@pytest.mark.usefixtures("plain_ops")
 @pytest.mark.parametrize("backbone", ["electra", "modern"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_computing_no_padding_changes_neither_hidden_states_nor_gradients(

@@ -264,7 +264,7 @@ def test_the_table_by_distance_has_no_size_of_length_squared() -> None:
 
 
 @pytest.fixture
-def in_use(restored_ops: None) -> Callable[[], None]:
+def in_use(plain_ops: None) -> Callable[[], None]:
     return lambda: cuda_ops.use((9, 0))
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import re
-import runpy
 from typing import Any
 
 import pytest
@@ -196,13 +195,10 @@ class Alive(TorchDispatchMode):
 
 @pytest.mark.parametrize(("objective", "recomputes"), [("hp_loss", False), ("hp_loss", True), ("mlm", False)])
 def test_activations_are_the_tensors_that_a_forward_in_half_precision_keeps_on_a_gpu(
-    objective: str, recomputes: bool, restored_ops: None, monkeypatch: pytest.MonkeyPatch
+    objective: str, recomputes: bool, plain_ops: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, operations are Triton's, here interpreted, and dropout keeps a mask of one byte per element."""
     pytest.importorskip("triton")
-    plain = runpy.run_path(str(ops.__file__))
-    for name in ("layer_norm", "look_up"):  # an engine in this process may have replaced them by a CPU's
-        monkeypatch.setattr(ops, name, plain[name])
     cuda_ops.use(cuda_ops.LEAST_CAPABILITY)
     monkeypatch.setattr(ops, "dropout", lambda values, p: torch.native_dropout(values, p, True)[0])
     sizes = ["layers=2", "heads=1", "hidden_size=64", "generator_hidden_size=32", "embedding_size=32", "dropout=.1"]

@@ -1,7 +1,6 @@
 """Claims about whole training runs, under the real launcher on two processes."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from foundation.command_line import parse_options
 from pretrain.job.processes import start_processes
@@ -103,28 +101,6 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     """Every record without its times."""
     records = [record for kind in ("train", "held_out") for record in read_records(folder, kind)]
     return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
-
-
-@pytest.mark.long
-def test_a_run_killed_halfway_and_rerun_gives_bitwise_the_same_losses(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finished(launch(2, *run_arguments(shards_folder, whole)))
-
-    process = launch(2, *run_arguments(shards_folder, killed))
-    wait_for_step(killed, 13)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not (killed / "checkpoints" / "step-00000024").exists()
-
-    finished(launch(2, *run_arguments(shards_folder, killed)))
-    assert [record["step"] for record in read_records(killed, "train")] == list(range(1, 25))
-    assert losses(killed) == losses(whole)
-    for folder in (whole, killed):
-        board = EventAccumulator(str(folder))
-        board.Reload()
-        assert [event.step for event in board.Scalars("Loss/discriminator_loss/train")] == list(range(1, 25))
 
 
 CHOICE = ("optim.steps=130", "mask_rate=0.3", "mask_choice=1", "checkpoint_every=40", "evaluate_every=1000")
