@@ -159,7 +159,7 @@ def evaluate_checkpoint(run: Path, description: RunDescription, checkpoint: Chec
 
 
 def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Path) -> None:
-    """Crosses the runs at each step evaluated for all; writes `crossing.json` and its figure, prints its tables.
+    """Crosses the runs at each step evaluated for all; writes `crossing.json` and `crossing.npz`, prints its tables.
 
     Without such a step, crosses the evaluated checkpoints if there is one per run.
     """

@@ -117,8 +117,9 @@ class Engine(Generic[Model_co]):
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
         norm = self.backend.update()
-        overflow = norm is None
-        return StepResult(overflow, float("inf") if norm is None else norm, loss_scale, fatal=overflow and final)
+        return StepResult(
+            norm is None, float("inf") if norm is None else norm, loss_scale, fatal=norm is None and final
+        )
 
     @torch.no_grad()
     def full_state(self) -> EngineState:

@@ -168,21 +168,24 @@ def read_modernbert(values: Mapping[str, Any], source: str) -> ModernConfig:
     if isinstance(kinds, list) and "full_attention" in kinds[1:]:
         written["global_attn_every_n_layers"] = kinds.index("full_attention", 1)
     found = _Settings.from_values({**values, **written}, source)
-    config = ModernConfig(
-        vocab_size=found.vocab_size,
-        embedding_size=found.hidden_size,
-        hidden_size=found.hidden_size,
-        num_hidden_layers=found.num_hidden_layers,
-        num_attention_heads=found.num_attention_heads,
-        intermediate_size=found.intermediate_size,
-        max_position_embeddings=found.max_position_embeddings,
-        initializer_range=found.initializer_range,
-        layer_norm_eps=found.norm_eps,
-        window=found.local_attention,
-        global_every=found.global_attn_every_n_layers,
-        global_theta=found.global_rope_theta,
-        local_theta=found.local_rope_theta,
-    )
+    try:
+        config = ModernConfig(
+            vocab_size=found.vocab_size,
+            embedding_size=found.hidden_size,
+            hidden_size=found.hidden_size,
+            num_hidden_layers=found.num_hidden_layers,
+            num_attention_heads=found.num_attention_heads,
+            intermediate_size=found.intermediate_size,
+            max_position_embeddings=found.max_position_embeddings,
+            initializer_range=found.initializer_range,
+            layer_norm_eps=found.norm_eps,
+            window=found.local_attention,
+            global_every=found.global_attn_every_n_layers,
+            global_theta=found.global_rope_theta,
+            local_theta=found.local_rope_theta,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}; correct it, or name another model") from None
     if kinds is not None and kinds != layer_types(config):
         raise ConfigError(f"{source}: layer_types: expected full attention in every n-th layer, from the first on")
     return config

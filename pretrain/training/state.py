@@ -64,14 +64,14 @@ def due(every: int, step: int, last: int) -> bool:
 def require_finite(result: StepResult, loss: float, step: int, batches: TrainingBatches, folder: Path) -> None:
     """Ends the run if the step's loss or gradient is not finite, unless a smaller fp16 loss scale may fix the overflow.
 
-    `loss` is the step's mean over all ranks. The step's samples are listed in a file in `folder`.
+    `step` counts from 1, as in the log; `loss` is its mean over all ranks. A file in `folder` lists its samples.
 
     Raises:
         FloatingPointError: names step, loss, loss scale and the file with the samples.
     """
     if not result.overflow or (math.isfinite(loss) and not result.fatal):
         return
-    index, epoch = batches.sequences(step)
+    index, epoch = batches.sequences(step - 1)
     path = folder / f"nonfinite-step-{step}.json"
     listed = ""
     with suppress(OSError):  # a full disk must not hide the reason

@@ -57,11 +57,11 @@ def train_rank(plan: Plan) -> int:
     require_free(plan.folder)  # before the ranks meet: a run that still trains there may hold the port
     world = start_processes()
     machine = measured_machine(plan, world)
-    lock = world.on_first(lambda: lock_run(plan.folder, plan.description)) or nullcontext()
     if world.share(world.is_first and is_finished(plan)):
         if world.is_first:
             print(f"already done: {plan.run.optim.steps:,} steps; see {plan.folder}", flush=True)
         return leave(0)
+    lock = world.on_first(lambda: lock_run(plan.folder, plan.description)) or nullcontext()
     with Watchdog(world, plan.options.hang_timeout, plan.folder) as watchdog:
         with writing(plan.folder):
             keep_rank_log(plan.folder, world.rank)
@@ -152,7 +152,7 @@ def run_steps(
             if run.optim.adam_bias_correction
             else without_bias_correction(training.engine.adam_steps, run.optim.betas),
         )
-        require_finite(result, loss, state.step, training.batches, plan.folder)
+        require_finite(result, loss, state.step + 1, training.batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
         if choice is not None and state.step % WEIGHTS_EVERY == 0:

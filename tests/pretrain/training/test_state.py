@@ -66,7 +66,7 @@ def test_problems_that_no_loss_scale_solves_are_errors_with_step_and_samples(
     with pytest.raises(FloatingPointError, match=said):
         require_finite(result, loss, 7, batches, tmp_path)
     named = json.loads((tmp_path / "nonfinite-step-7.json").read_text())
-    index, epoch = batches.sequences(7)
+    index, epoch = batches.sequences(6)
     assert named == {"step": 7, "sequences": index.tolist(), "epochs": epoch.tolist()}
 
 

@@ -212,8 +212,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
 ) -> None:
     folder = tmp_path / "run"
     output = finished(launch(0, *run_arguments(shards_folder, folder, "optim.lr=1e30")), code=1)
-    assert "step 1: the gradient is not finite" in output
-    named = json.loads((folder / "nonfinite-step-1.json").read_text())
+    assert "step 2: the gradient is not finite" in output
+    named = json.loads((folder / "nonfinite-step-2.json").read_text())
     assert len(named["sequences"]) == 8
     assert not (folder / "checkpoints").exists()
 
@@ -270,6 +270,7 @@ def test_a_finished_run_says_so_without_a_model(
     said = finished(launch(0, *run_arguments(shards_folder, run, LONG_WARMUP)))
     assert said.endswith(f"already done: 24 steps; see {run}\n") and "starts at" not in said
     assert (run / "metrics.jsonl").read_bytes() == before
+    assert (run / "lock").read_bytes() == b""
 
 
 @pytest.fixture(scope="module")
