@@ -97,26 +97,37 @@ class Distribution(ABC):
         tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)
         return tokens_X, (weight_X / (total_X + 0 * total_X)).log()  # infinity becomes NaN
 
+    @torch.no_grad()
     def tempered(self, temperature: float) -> "Distribution":
-        """Returns the distribution proportional to p^(1/T)."""
-        return self if temperature == 1 else self.dense().tempered(temperature)
+        """Returns the distribution proportional to p^(1/T), each row's largest weight scaled to 1."""
+        if temperature == 1:
+            return self
+        weights_XV = self.dense().weights_XV
+        return Dense((weights_XV / weights_XV.amax(-1, keepdim=True)).pow_(1 / temperature))
 
+    @torch.no_grad()
     def without(self, ids_X: Tensor) -> "Distribution":
         """Returns the distribution without one token per row (google-research/electra `disallow_correct`).
 
         If all other tokens had weight zero, they become equally likely.
         """
-        return self.dense().without(ids_X)
+        weights_XV = self.dense().weights_XV
+        least = torch.finfo(weights_XV.dtype).tiny
+        return Dense(weights_XV.clamp(min=least).scatter_(-1, ids_X[..., None], 0.0))
 
+    @torch.no_grad()
     def mixed(self, other: "Distribution", share: float) -> "Distribution":
         """Returns the distribution (1 - share) p + share other; `other` must be a softmax."""
-        return self.dense().mixed(other, share)
+        weights_XV = self.dense().weights_XV
+        p_XV = weights_XV / weights_XV.sum(-1, keepdim=True)
+        return Dense(p_XV.lerp(other.dense().weights_XV, share), normalized=True)
 
+    @torch.no_grad()
     def weighted(
         self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
     ) -> "Distribution":
         """Returns the distribution proportional to p L_hat^exponent, with L_hat from z as in `hp_loss_weights`."""
-        return self.dense().weighted(z, original_X, exponent, least)
+        return Dense(hp_loss_weights(self.dense().weights_XV, z.all(), original_X, exponent, least))
 
 
 class Dense(Distribution):
@@ -182,27 +193,6 @@ class Dense(Distribution):
             p_RV = weights_RV / weights_RV.sum(-1, keepdim=True)
             entropies.append(-torch.xlogy(p_RV, p_RV).sum(-1))  # 0 log 0 is 0
         return torch.cat(entropies).view(self.weights_XV.shape[:-1])
-
-    @torch.no_grad()
-    def tempered(self, temperature: float) -> "Dense":
-        """Returns the distribution proportional to p^(1/T), each row's largest weight scaled to 1."""
-        if temperature == 1:
-            return self
-        return Dense((self.weights_XV / self.weights_XV.amax(-1, keepdim=True)).pow_(1 / temperature))
-
-    @torch.no_grad()
-    def without(self, ids_X: Tensor) -> "Dense":
-        least = torch.finfo(self.weights_XV.dtype).tiny
-        return Dense(self.weights_XV.clamp(min=least).scatter_(-1, ids_X[..., None], 0.0))
-
-    @torch.no_grad()
-    def mixed(self, other: Distribution, share: float) -> "Dense":
-        p_XV = self.weights_XV / self.weights_XV.sum(-1, keepdim=True)
-        return Dense(p_XV.lerp(other.dense().weights_XV, share), normalized=True)
-
-    @torch.no_grad()
-    def weighted(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> "Dense":
-        return Dense(hp_loss_weights(self.weights_XV, z.all(), original_X, exponent, least))
 
 
 @torch.no_grad()

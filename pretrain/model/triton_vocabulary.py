@@ -177,7 +177,7 @@ class _Weighted(Distribution):
         return (total_R.log() - spread_RN.sum(-1) / total_R).view(self._p._leading)
 
     def dense(self) -> Dense:
-        return self._p.dense().weighted(self._z, self._original_X, self._exponent, self._least)
+        return self._p.dense().weighted(self._z, self._original_X, self._exponent, self._least).dense()
 
 
 class _LogP(torch.autograd.Function):
