@@ -117,9 +117,8 @@ class Engine(Generic[Model_co]):
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
         norm = self.backend.update()
-        return StepResult(
-            norm is None, float("inf") if norm is None else norm, loss_scale, fatal=norm is None and final
-        )
+        overflow = norm is None
+        return StepResult(overflow, float("inf") if norm is None else norm, loss_scale, fatal=overflow and final)
 
     @torch.no_grad()
     def full_state(self) -> EngineState:

@@ -101,9 +101,8 @@ def check_hosts(slots: Slots, data: Sequence[Path]) -> tuple[list[str], dict[str
 
     with ThreadPoolExecutor(max_workers=32) as pool:
         checked = [*pool.map(check, slots, slots.values())]
-    return [problem for problems, _ in checked for problem in problems], {
-        host: description for host, (_, description) in zip(slots, checked, strict=True)
-    }
+    described = {host: description for host, (_, description) in zip(slots, checked, strict=True)}
+    return [problem for problems, _ in checked for problem in problems], described
 
 
 def facts(data: Sequence[str]) -> dict[str, Any]:

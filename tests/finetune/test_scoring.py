@@ -308,7 +308,8 @@ def test_a_tokenizer_that_does_not_fit_is_refused(stock_model: Path, tmp_path: P
         if not changed:
             tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
         tokenizer.save_pretrained(folder)
-        with pytest.raises(ConfigError, match=r"tokenizer in \S+ (does not fit;|has \d+ pieces,) expected"):
+        said = r"model: (the tokenizer in \S+ does not fit;|tokenizer in \S+ has \d+ pieces,) expected"
+        with pytest.raises(ConfigError, match=said):
             open_scorer(str(folder), ("discriminator",))
 
 

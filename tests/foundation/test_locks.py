@@ -18,10 +18,10 @@ TAKE = """
 import sys, time
 from pathlib import Path
 from foundation.locks import Held, Lock
-if sys.argv[2:]:
+for start in map(Path, sys.argv[2:]):
     print("ready", flush=True)
-while sys.argv[2:] and not Path(sys.argv[2]).exists():
-    time.sleep(0.001)
+    while not start.exists():
+        time.sleep(0.001)
 try:
     lock = Lock(Path(sys.argv[1]))
     print("taken", flush=True)

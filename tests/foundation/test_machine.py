@@ -96,7 +96,9 @@ def test_an_odd_or_unreadable_limit_limits_nothing(odd: str | bytes | None, tmp_
     assert memory() == 64 * GIB
 
 
-@pytest.mark.parametrize("own", ["", "odd\n", "1:cpu\n", "0::/../elsewhere\n"])
+@pytest.mark.parametrize(
+    "own", ["", "odd\n", "1:cpu\n", "0::/../elsewhere\n", "0::/../../elsewhere\n", "0::\n", "\n::\n"]
+)
 def test_an_odd_list_of_cgroups_sets_no_limit(own: str, tmp_path: Path) -> None:
     make_cgroups(tmp_path, own, {"../elsewhere/cpu.max": "100000 100000\n", "pod/box/cpu.max": "100000 100000\n"})
     assert (cores(), memory()) == (8, 64 * GIB)

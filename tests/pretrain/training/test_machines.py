@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foundation.config import ConfigError
+from pretrain.job.processes import start_processes
 from pretrain.presets import TINY
 from pretrain.training.estimates import GPUS, Sizes, this_machine
 from pretrain.training.options import RunOptions
@@ -20,10 +21,12 @@ def planned(shards: Path, folder: Path, **options: object) -> Plan:
 TINY_SIZES = Sizes(TINY, 2048, 64)
 
 
-def test_this_machine_is_measured(plain_ops: None) -> None:
-    alone = this_machine(TINY_SIZES, "fp32")
+def test_this_machine_is_measured_alone_and_in_a_job(plain_ops: None) -> None:
+    alone, together = this_machine(TINY_SIZES, "fp32"), this_machine(TINY_SIZES, "fp32", 1, start_processes())
     assert 1e9 < alone.flops < alone.products < 1e14
     assert "core" in alone.name and "timed now" in alone.source
+    assert alone.name == together.name and alone.memory == together.memory
+    assert together.flops == pytest.approx(alone.flops, rel=0.9)
 
 
 def test_measuring_leaves_the_random_state_unchanged(plain_ops: None) -> None:
