@@ -20,6 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import regex
+
 from data_prep.sources import text_suffix
 from data_prep.unpacking import not_text, opened
 from foundation.config import ConfigError
@@ -58,12 +60,13 @@ class Format(StrEnum):
 
 
 END_OF_DOCUMENT = {
-    Format.TEXT: re.compile(rb"\n[ \t\r\f\v]*\n"),
-    Format.ONE_DOCUMENT: re.compile(rb"(?!)"),  # never
-    Format.WIKI_EXTRACTOR: re.compile(rb"</doc>[ \t\r]*\n?"),
-    Format.JSON_LINES: re.compile(rb"\n"),
-    Format.MEDIAWIKI: re.compile(rb"</page>\s?"),
+    Format.TEXT: regex.compile(rb"\n[ \t\r\f\v]*\n"),
+    Format.ONE_DOCUMENT: regex.compile(rb"[^\x00-\xff]"),  # never
+    Format.WIKI_EXTRACTOR: regex.compile(rb"</doc>[ \t\r]*\n?"),
+    Format.JSON_LINES: regex.compile(rb"\n"),
+    Format.MEDIAWIKI: regex.compile(rb"</page>\s?"),
 }
+"""Patterns of the end of a document; `regex` also finds one that has only begun where the text read so far ends."""
 
 RECORD_FORMATS = (Format.JSON_LINES, Format.MEDIAWIKI, Format.ROWS)  # a document cannot be cut before it is read
 

@@ -36,7 +36,6 @@ from foundation.config import ConfigError
 
 CHUNK = 2_000_000  # bytes of text
 _BLOCK = 1 << 20  # bytes of text read at a time
-_OVERLAP = 80  # bytes searched again with the next block; a document's end may span both
 _SAMPLED_FILES = 256  # each further file costs a seek and adds little
 
 Item = TypeVar("Item")
@@ -110,9 +109,9 @@ class _Text:
         while True:
             at = place - self._place
             limit = at + self._longest
-            first = max(at, searched - _OVERLAP)
-            found = self._end.search(self._held, first, min(limit, len(self._held)))
             is_enough = self.is_over or len(self._held) >= limit
+            first, last = max(at, searched), min(limit, len(self._held))
+            found = self._end.search(self._held, first, last, partial=not is_enough)
             if found and (found.end() < len(self._held) or is_enough):  # else more text may belong to the end
                 return self._place + found.end(), False
             if self.is_over and len(self._held) < limit:
@@ -124,7 +123,7 @@ class _Text:
                 )
             if is_enough:
                 return place + cut_point(bytes(self._held[at:limit])), True
-            searched = len(self._held)
+            searched = found.start() if found else len(self._held)  # an end that has begun is searched again
             self._read()
 
     def _read(self) -> bool:

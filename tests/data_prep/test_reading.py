@@ -65,6 +65,37 @@ def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path, pa
     assert found == [f"{text}\n\nmore" for text in texts]
 
 
+ENDS = {
+    "blank line": ("a.txt", "", "{}", "\n{}\n"),
+    "doc": ("wiki_00", "", '<doc id="1">\n{}\n', "</doc>{}\n"),
+    "page": ("a.xml", "<mediawiki>", "<page><ns>0</ns><text>{}</text>", "</page>{}\n"),
+    "line": ("a.jsonl", "", '{{"text": "{}"}}', "{}\n"),
+}
+"""Kinds of files: a name, how it begins, a document, and its end with room for blanks."""
+
+
+@pytest.mark.parametrize("blanks", [0, 100])
+@pytest.mark.parametrize("kind", ENDS)
+def test_the_end_of_a_document_may_have_any_length_and_lie_anywhere_across_blocks_and_shards(
+    tmp_path, monkeypatch, kind, blanks
+):
+    """The end of the third document lies at every place around the border of two shards, which read other blocks."""
+    monkeypatch.setattr("data_prep.reading._BLOCK", 100)
+    name, beginning, document, end = ENDS[kind]
+    texts, border = [f"Text {number}." for number in range(40)], 837
+    filled = len(beginning + (document + end).format("Text 0.", " " * blanks) * 2 + document.format("Text 2."))
+    for place in range(border - blanks - 20, border + 20):
+        texts[2] = "Text 2." + "x" * (place - filled)
+        content = "".join((document + end).format(text, " " * blanks) for text in texts)
+        (tmp_path / name).write_text(beginning + content)
+        [source] = find_sources([tmp_path / name])
+        found = []
+        for part in (Range(source, 0, border), Range(source, border, 1500), Range(source, 1500)):
+            with Reader(Reading()) as reader:
+                found += [text.content.decode() for chunk in reader.chunks(part) for text in chunk.documents(Reading())]
+        assert found == texts
+
+
 def test_a_boundary_across_two_blocks_of_the_reader_is_recognized(tmp_path, monkeypatch):
     monkeypatch.setattr("data_prep.reading._BLOCK", 101)
     monkeypatch.setattr("data_prep.reading.BEGINNING", 7)
