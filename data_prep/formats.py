@@ -256,15 +256,23 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
     """
     with _parquet(path) as file:
         columns = [field.name for field in file.schema_arrow if _TEXT.fullmatch(str(field.type))]
-    if column not in columns:
-        fix = f"name one of its text columns: {', '.join(columns)}" if columns else "it has none at all: replace it"
-        raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
-    with _parquet(path, [column]) as file:  # as a dictionary: a text that many rows repeat is in memory once
+        if column not in columns:
+            fix = f"name one of its text columns: {', '.join(columns)}" if columns else "it has none at all: replace it"
+            raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
+        if (count := file.schema_arrow.names.count(column)) > 1:
+            raise ConfigError(f"text_column: {path} has {count} columns named {column}; rename all but one")
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        chunks = [_chunk(group, column) for group in groups]
+        # pyarrow reads no dictionary from them; a text that shares its beginning may be far larger than its page
+        is_delta = any(encoding.startswith("DELTA_") for chunk in chunks for encoding in chunk.encodings)
+    # as a dictionary: a text that many rows repeat is in memory once
+    with _parquet(path, [] if is_delta else [column]) as file:
         for group in range(file.num_row_groups)[start:end]:
-            _require_small(path, file.metadata.row_group(group), column)
-            for batch in file.iter_batches(_ROWS, [group], [column]):
-                texts = batch.column(0).dictionary.cast("binary")  # cleaning decodes them, to count malformed UTF-8
-                for place in batch.column(0).indices.to_pylist():
+            _require_small(path, chunks[group])
+            for batch in file.iter_batches(1 if is_delta else _ROWS, [group], [column]):
+                rows = batch.column(0).dictionary_encode()
+                texts = rows.dictionary.cast("binary")  # cleaning decodes them, to count malformed UTF-8
+                for place in rows.indices.to_pylist():
                     row = None if place is None else texts[place].as_py()
                     if row is not None and len(row) > LONGEST_RECORD:
                         raise ConfigError(
@@ -274,15 +282,18 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
                     yield row
 
 
-def _require_small(path: Path, group: Any, column: str) -> None:
+def _chunk(group: Any, column: str) -> Any:
+    chunks = map(group.column, range(group.num_columns))
+    return next(chunk for chunk in chunks if chunk.path_in_schema == column)
+
+
+def _require_small(path: Path, chunk: Any) -> None:
     """Refuses a row group whose pages may be too large for memory: a page is decompressed as a whole.
 
     Raises:
         ConfigError: the text of the group is too large.
     """
-    chunks = map(group.column, range(group.num_columns))
-    size = next(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
-    if size > _LARGEST_GROUP:
+    if (size := chunk.total_uncompressed_size) > _LARGEST_GROUP:
         raise ConfigError(
             f"input: {path} has a row group with {size >> 20:,} MiB of text, expected at most {_LARGEST_GROUP >> 20}: "
             "too large for a worker's memory; write the file with smaller row groups (row_group_size)"

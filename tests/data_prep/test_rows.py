@@ -48,6 +48,22 @@ def test_pandas_categories_are_text_also_where_the_file_stops_using_a_dictionary
     assert rows_of(path) == [text.encode() for text in TEXTS]
 
 
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), pyarrow.binary()])
+def test_text_may_have_any_encoding_and_begin_alike_in_every_row(tmp_path, kind, encoding):
+    texts = [None, *("The same beginning of every text. " * 20 + text for text in TEXTS)]
+    settings = {"use_dictionary": False, "column_encoding": {"text": encoding}, "data_page_version": "2.0"}
+    path = write(tmp_path / "a.parquet", {"id": [*range(1001)], "text": pyarrow.array(texts, kind)}, **settings)
+    assert rows_of(path) == [text and text.encode() for text in texts]
+
+
+def test_two_columns_of_one_name_are_one_line(tmp_path):
+    table = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"text_column: .*a\.parquet has 2 columns named text; rename all but one$"):
+        rows_of(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize("value", [["a"], {"a": "b"}, 1])
 def test_a_column_of_anything_else_is_not_text(tmp_path, value):
     with pytest.raises(ConfigError, match="no text column named text"):
