@@ -10,22 +10,26 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 from data_prep.sources import Source
 from foundation.command_line import print_warning, printable
 from foundation.config import ConfigError
-from foundation.files import TEMPORARY_SUFFIX, with_suffix
+from foundation.files import write_atomically
 from foundation.machine import cores
 
 DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
+TOO_WIDE = re.compile("too much memory|Memory usage limit")
+"""What the errors of zstd and xz say when an intact file needs a larger window than a worker's memory allows."""
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
 _MEASURED = 1 << 19  # least bytes of text to measure a file's compression
 _XZ_MEMORY = 1 << 28  # bytes; xz -9 needs a quarter of this, and a file may demand 4 GB
@@ -35,12 +39,11 @@ _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; U
 class _Streams(io.RawIOBase):
     """Decompresses concatenated streams, each with its own decompressor.
 
-    Zeros after the last stream are padding; with `may_pad`, so are zeros after any stream. Python's own readers mistake
-    a damaged stream after the first for the end of the file.
+    Python's own readers mistake a damaged stream after the first for the end of the file.
     """
 
-    def __init__(self, new_decompressor: Callable[[], Any], may_pad: bool, file: BinaryIO) -> None:
-        self._new, self._may_pad, self._file = new_decompressor, may_pad, file
+    def __init__(self, kind: str, new_decompressor: Callable[[], Any], file: BinaryIO) -> None:
+        self._kind, self._new, self._file = kind, new_decompressor, file
         self._decompressor, self._packed = new_decompressor(), b""
 
     def readable(self) -> bool:
@@ -61,39 +64,76 @@ class _Streams(io.RawIOBase):
 
     def _begin_next(self) -> bool:
         """Starts the next of the concatenated streams; returns False if there is none."""
-        found = self._decompressor.unused_data
-        is_padded = found.startswith(b"\0")
-        while not (rest := found.lstrip(b"\0")):
-            if not (found := self._file.read(_BLOCK)):
-                return False
-            is_padded = is_padded or found.startswith(b"\0")
-        if is_padded and not self._may_pad:
-            raise OSError("zeros in place of compressed data")
-        self._decompressor, self._packed = self._new(), rest
-        return True
+        if rest := _next_stream(self._kind, self._file, self._decompressor.unused_data):
+            self._decompressor, self._packed = self._new(), rest
+        return bool(rest)
+
+
+def _next_stream(kind: str, file: BinaryIO, rest: bytes = b"") -> bytes:
+    """Returns the first bytes of the stream behind another; b"" if there are only zeros, which pad the file.
+
+    `rest` are the bytes behind that stream that have been read.
+
+    Raises:
+        OSError: there is anything else, or zeros before a stream; only the format of xz allows these.
+    """
+    end = file.tell() - len(rest)
+    rest = rest.lstrip(b"\0")
+    while len(rest) < _LONGEST_MAGIC and (more := file.read(_BLOCK)):
+        rest = (rest + more).lstrip(b"\0")
+    is_padded = file.tell() - len(rest) > end
+    if rest and not (_PACKINGS[kind][0].match(rest) and (kind == "xz" or not is_padded)):
+        raise OSError(f"behind byte {end:,} is neither another stream of {kind} nor only zeros")
+    return rest
+
+
+def _frames(file: BinaryIO) -> Iterator[bytes]:
+    """Yields a file of Zstandard (RFC 8878, section 3.1) in pieces, without the zeros behind its last frame."""
+    while rest := _next_stream("Zstandard", file):
+        file.seek(-len(rest), os.SEEK_CUR)
+        block, flags, size = 1, 0, 8 + int.from_bytes(rest[4:8], "little")  # a frame to skip
+        if rest[0] == 0x28:
+            block, flags = 0, int.from_bytes(rest[4:5])
+            is_one_segment = flags >> 5 & 1
+            size = 6 - is_one_segment + (0, 1, 2, 4)[flags & 3] + (is_one_segment, 2, 4, 8)[flags >> 6]  # the header
+        yield from _pieces(file, size)
+        while not block & 1 and (head := file.read(3)):
+            yield head
+            block = int.from_bytes(head, "little")
+            yield from _pieces(file, 1 if block >> 1 & 3 == 1 else block >> 3)  # 1: a byte to repeat
+        yield from _pieces(file, flags & 4)  # the checksum
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    return (file.read(min(_BLOCK, size - start)) for start in range(0, size, _BLOCK))
 
 
 def _open_zstandard(file: BinaryIO) -> Any:
+    """Opens a file for pyarrow, which does not say where a frame ends."""
     import pyarrow
 
-    return pyarrow.CompressedInputStream(file, "zstd")
+    pieces = _frames(file)
+    source = SimpleNamespace(read=lambda size: next(pieces, b""), closed=False, close=lambda: None)
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(source, "r"), "zstd")
 
 
-def _streams(new_decompressor: Callable[[], Any], *, may_pad: bool) -> Callable[[BinaryIO], Any]:
-    return lambda file: io.BufferedReader(_Streams(new_decompressor, may_pad, file))
+def _streams(kind: str, new_decompressor: Callable[[], Any]) -> Callable[[BinaryIO], Any]:
+    return lambda file: io.BufferedReader(_Streams(kind, new_decompressor, file))
 
 
 _PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
-    "gzip": (re.compile(rb"\x1f\x8b"), _streams(partial(zlib.decompressobj, 31), may_pad=False)),
-    "bzip2": (re.compile(rb"BZh"), _streams(bz2.BZ2Decompressor, may_pad=True)),
+    "gzip": (re.compile(rb"\x1f\x8b"), _streams("gzip", partial(zlib.decompressobj, 31))),
+    "bzip2": (re.compile(rb"BZh"), _streams("bzip2", bz2.BZ2Decompressor)),
     "xz": (
         re.compile(rb"\xfd7zXZ\x00"),
-        _streams(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), may_pad=True),
+        _streams("xz", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY)),
     ),
     # a skippable frame begins pzstd's files
     "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
 }
 """The kinds of compression: the first bytes of a file, and how it is opened."""
+_LONGEST_MAGIC = 8  # bytes; that of a Zstandard frame to skip includes its size
+_ZEROS_OF_PADDING = 10  # at the end of a gzip file: its last stream ends with at most nine
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
     "zip": re.compile(rb"PK\x03\x04"),
@@ -156,8 +196,11 @@ def not_text(beginning: bytes) -> str | None:
 
 def can_seek(source: Source) -> bool:
     """True if a file is of gzip or bzip2 and rapidgzip is installed; warns if only rapidgzip is missing."""
-    if _packing_at(source.path) not in ("gzip", "bzip2"):
-        return False
+    with opened(source.path) as file:
+        kind = packing_of(file)
+        file.seek(max(0, source.size - _ZEROS_OF_PADDING))
+        if kind not in ("gzip", "bzip2") or (kind == "gzip" and not any(file.read())):  # rapidgzip refuses padding
+            return False
     if find_spec("rapidgzip"):
         return True
     print_warning(
@@ -166,26 +209,33 @@ def can_seek(source: Source) -> bool:
     return False
 
 
-def make_seek_index(source: Source, folder: Path) -> None:
-    """Decompresses a file, on all cores, to write the index that `open_seekable` needs.
+def make_seek_index(source: Source, folder: Path) -> bool:
+    """Decompresses a file, on all cores, to write the index that `open_seekable` needs; returns False if that fails.
 
-    Raises:
-        ConfigError: the file is damaged.
+    Then the file is damaged or padded, which the reader decides that reads it from its beginning.
     """
-    index = index_path(source, folder)
-    temporary = with_suffix(index, TEMPORARY_SUFFIX)
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
-        try:
-            with _opened(source.path, threads) as file:
-                if _packing_at(source.path) == "bzip2":
-                    temporary.write_text(json.dumps(list(file.block_offsets().items())))
-                else:
-                    file.export_index(str(temporary))
-            temporary.replace(index)
-            return
-        except (*DAMAGED, ValueError) as error:
-            problem = error
-    raise ConfigError(f"input: {source.path} cannot be read to the end ({problem}); replace the file")
+        with suppress(*DAMAGED, ValueError):
+            index = _seek_index(source.path, threads)
+            break
+    else:
+        return False
+    write_atomically(index_path(source, folder), index)
+    return True
+
+
+def _seek_index(path: Path, threads: int) -> bytes:
+    with _opened(path, threads) as file:
+        if _packing_at(path) == "gzip":
+            file.export_index(index := io.BytesIO())  # into a file, a full disk would abort this process
+            return index.getvalue()
+        offsets = [*file.block_offsets().items()]
+    with opened(path) as raw:  # rapidgzip ignores whatever is behind a stream of bzip2, unless it is another
+        # the end; one thread names where the last mark of 80 bits begins
+        raw.seek(-(-offsets[-1][0] // 8) + (10 if threads == 1 else 0))
+        if _next_stream("bzip2", raw):
+            raise EOFError("the compressed data are cut short")
+    return json.dumps(offsets).encode()
 
 
 def open_seekable(source: Source, folder: Path) -> Any:

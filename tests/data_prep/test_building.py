@@ -193,6 +193,22 @@ def stopping_after(count):
     return save
 
 
+def test_a_padded_file_builds_to_the_same_shards_and_anything_else_at_its_end_is_named(options, packed, tmp_path):
+    [source] = packed.glob("0.txt.gz")
+    shards = []
+    for pad in (b"", bytes(4096), bytes(9) + b"garbage"):
+        (tmp_path / source.name).write_bytes(source.read_bytes() + pad)
+        changes = {"input": (tmp_path / source.name,), "output": tmp_path / f"{len(pad)}"}
+        case = BuildOptions(**(options.model_dump() | changes))
+        if pad.endswith(b"garbage"):
+            with pytest.raises(ConfigError, match=rf"behind byte {source.stat().st_size:,} is neither another stream"):
+                main(case)
+        else:
+            assert main(case) == 0
+            shards.append(load_manifest(case.output).shards)
+    assert shards[0] == shards[1] and len(shards[0]) > 1
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".bz2"])
 def test_the_bytes_are_the_same_with_and_without_rapidgzip(options, packed, tmp_path, monkeypatch, suffix, capsys):
     pytest.importorskip("rapidgzip", reason="needs rapidgzip")

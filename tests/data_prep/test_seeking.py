@@ -4,12 +4,12 @@ import bz2
 import gzip
 import random
 import re
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 
 from data_prep.formats import Reading
-from data_prep.planning import plan_shards
+from data_prep.planning import Range, plan_shards
 from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from data_prep.unpacking import make_seek_index
@@ -28,10 +28,9 @@ def read_shards(path, per_shard):
     [source] = find_sources([path])
     make_seek_index(source, path.parent)
     texts = []
-    for task in plan_shards([source], per_shard):
-        assert len(task) == 1
+    for shard in chain.from_iterable(plan_shards([source], per_shard)):
         with Reader(Reading(), path.parent) as reader:
-            chunks = list(reader.shard(task[0]))
+            chunks = list(reader.shard(shard))
         texts.append([document.content.decode() for chunk in chunks for document in chunk.documents(Reading())])
     return texts
 
@@ -63,6 +62,31 @@ def test_a_flipped_bit_is_an_error_that_names_the_file(tmp_path, kind):
     (tmp_path / kind).write_bytes(packed)
     with pytest.raises(ConfigError, match=r"\.txt\.\S+ cannot be read to the end"):
         read_shards(tmp_path / kind, 1e5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("zeros", [1, 5, 100, 100_000])
+def test_a_file_may_be_padded_with_zeros(tmp_path, kind, zeros):
+    texts = words(3000, 300)
+    content = "\n\n".join(texts).encode()
+    (tmp_path / kind).write_bytes(KINDS[kind](content) + bytes(zeros))
+    found = read_shards(tmp_path / kind, len(content) / 6)
+    assert len(found) > 4
+    assert [text for of_shard in found for text in of_shard] == texts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rest", [b"g", b"BZh9", b"\x1f\x8b", bytes(3) + b"garbage", b"zeros", b"empty"])
+def test_what_is_behind_a_stream_is_judged_alike_in_parts_and_as_a_whole(tmp_path, kind, rest):
+    packed = KINDS[kind]("\n\n".join(words(3000, 300)).encode())
+    rest = {b"zeros": bytes(20) + packed, b"empty": KINDS[kind](b"") + b"garbage"}.get(rest, rest)
+    (tmp_path / kind).write_bytes(packed + rest)
+    [source] = find_sources([tmp_path / kind])
+    with pytest.raises(ConfigError, match="behind byte .* is neither|cut short") as whole, Reader(Reading()) as reader:
+        list(reader.chunks(Range(source)))
+    with pytest.raises(ConfigError) as parts:
+        read_shards(tmp_path / kind, 1e5)
+    assert parts.value.problems == whole.value.problems
 
 
 def test_zeros_in_place_of_a_block_of_bgzf_are_an_error_that_names_the_file(tmp_path):

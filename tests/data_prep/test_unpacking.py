@@ -4,7 +4,9 @@ import bz2
 import gzip
 import lzma
 import random
+import shutil
 import struct
+import subprocess
 import zlib
 
 import pyarrow
@@ -63,21 +65,33 @@ def test_a_later_stream_damaged_anywhere_is_not_taken_for_the_end_of_the_file(tm
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("rest", [b"\x00\x00garbage", b"Another file's end", b"B", b"\x1f", b"\xfd7z"])
-def test_other_data_after_a_stream_is_an_error(tmp_path, kind, rest):
-    with pytest.raises(DAMAGED):
-        read(tmp_path / "a", PACKERS[kind](TEXT) + rest)
+def test_other_data_after_a_stream_is_an_error_that_names_its_place(tmp_path, kind, rest):
+    packed = PACKERS[kind](TEXT)
+    with pytest.raises(DAMAGED, match=f"behind byte {len(packed):,} is neither another stream of .* nor only zeros"):
+        read(tmp_path / "a", packed + rest)
 
 
-@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("zeros", [1, 4, 100_000])
-def test_zeros_after_the_last_stream_are_padding_and_only_gzip_has_none_between_streams(tmp_path, kind, zeros):
+def test_zeros_after_the_last_stream_are_padding_and_only_xz_has_some_between_streams(tmp_path, kind, zeros):
     packed = PACKERS[kind](TEXT)
     assert read(tmp_path / "a", packed + bytes(zeros)) == TEXT
-    if kind != "gz":
+    if kind == "xz":
         assert read(tmp_path / "a", packed + bytes(zeros) + packed) == TEXT + TEXT
     else:
-        with pytest.raises(DAMAGED, match="zeros in place of compressed data"):
+        with pytest.raises(DAMAGED, match=f"behind byte {len(packed):,} is neither"):
             read(tmp_path / "a", packed + bytes(zeros) + packed)
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs zstd")
+@pytest.mark.parametrize("options", [[], ["--no-check"], ["-19"], ["--long=27", "-T2"]])
+@pytest.mark.parametrize("text", [b"", b"x", b"a" * 300_000, random.Random(0).randbytes(300_000), TEXT])
+def test_every_header_and_block_of_zstandard_is_read_to_its_end(tmp_path, options, text):
+    (tmp_path / "text").write_bytes(text)
+    for source in (["-c", tmp_path / "text"], ["-c"]):  # with and without the size of the text
+        command = ["zstd", *options, *source]
+        packed = subprocess.run(command, input=text, capture_output=True, check=True).stdout
+        assert read(tmp_path / "a", packed + packed + bytes(9)) == text + text
 
 
 @pytest.mark.parametrize("sign", range(16))
