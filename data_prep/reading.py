@@ -31,7 +31,7 @@ from data_prep.formats import (
 )
 from data_prep.planning import Range, Shard
 from data_prep.sources import Source
-from data_prep.unpacking import DAMAGED, index_path, open_seekable, opened, unpacked
+from data_prep.unpacking import DAMAGED, TOO_WIDE, index_path, open_seekable, opened, unpacked
 from foundation.config import ConfigError
 
 CHUNK = 2_000_000  # bytes of text
@@ -168,7 +168,12 @@ class Reader(ExitStack):
                 self._text = self._opened(source, raw, part.start)
             yield from self._cut(self._text, part)
         except DAMAGED as error:
-            raise ConfigError(f"input: {source.path} cannot be read to the end ({error}); replace the file") from None
+            fix = (
+                "compress it again with a smaller window (unpack it by zstd -d --long=31 or xz -d)"
+                if TOO_WIDE.search(str(error))
+                else "replace the file"
+            )
+            raise ConfigError(f"input: {source.path} cannot be read to the end ({error}); {fix}") from None
 
     def shard(self, shard: Shard) -> Iterator[Chunk]:
         """Yields the documents of all ranges of a shard."""

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import random
+import zlib
 
 import pyarrow
 import pytest
@@ -255,6 +256,18 @@ def test_frames_of_zstandard_that_no_header_announces_are_read(tmp_path, followe
     (tmp_path / "a.txt.zst").write_bytes(header + follower.join(frames)[:-9])
     with pytest.raises(ConfigError, match=r"a\.txt\.zst cannot be read to the end"):
         read_all(tmp_path, 3000)
+
+
+def test_an_intact_file_whose_window_needs_too_much_memory_is_not_called_damaged(tmp_path):
+    wide = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (6 << 3 | 1).to_bytes(3, "little") + b"Ka lo."  # 2 GiB
+    (tmp_path / "a.txt.zst").write_bytes(wide)
+    packed = bytearray(lzma.compress(b"Ka lo."))
+    packed[packed.index(b"\x21\x01") + 2] = 40  # a dictionary of 4 GiB
+    packed[20:24] = zlib.crc32(packed[12:20]).to_bytes(4, "little")
+    (tmp_path / "a.txt.xz").write_bytes(packed)
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(ConfigError, match=r"emory.*; compress it again with a smaller window \(unpack it by zstd"):
+            read_all(path)
 
 
 def test_the_row_groups_of_a_table_are_read_once(tmp_path):
