@@ -240,12 +240,16 @@ def test_a_config_error_exits_with_2_and_prints_one_line_per_problem(arguments, 
     assert capsys.readouterr().err == "program.py: error: a: wrong\nprogram.py: error: b: missing\n"
 
 
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"])
 @pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
-def test_under_a_launcher_only_one_rank_per_machine_prints_the_error(arguments, capsys, monkeypatch, local_rank, lines):
+def test_under_a_launcher_only_one_rank_per_machine_prints_the_error(
+    arguments, capsys, monkeypatch, name, local_rank, lines
+):
     def fail(options):
         raise ConfigError("a: wrong")
 
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr("foundation.command_line.LAST_TO_LEAVE", 0.0)
+    monkeypatch.setenv(name, local_rank)
     assert run_command(fail, Options, "") == 2
     assert len(capsys.readouterr().err.splitlines()) == lines
 
