@@ -82,7 +82,7 @@ def test_what_is_behind_a_stream_is_judged_alike_in_parts_and_as_a_whole(tmp_pat
     rest = {b"zeros": bytes(20) + packed, b"empty": KINDS[kind](b"") + b"garbage"}.get(rest, rest)
     (tmp_path / kind).write_bytes(packed + rest)
     [source] = find_sources([tmp_path / kind])
-    with pytest.raises(ConfigError, match="behind byte .* is neither|cut short") as whole, Reader(Reading()) as reader:
+    with pytest.raises(ConfigError, match=r"behind byte .* is neither|cut short") as whole, Reader(Reading()) as reader:
         list(reader.chunks(Range(source)))
     with pytest.raises(ConfigError) as parts:
         read_shards(tmp_path / kind, 1e5)
