@@ -34,11 +34,9 @@ from data_prep.planning import measured_size, plan_shards
 from data_prep.reading import sample_chunks, sample_documents
 from data_prep.sentences import (
     MARKS,
-    PUNKT_NAME,
     PunktModel,
     Sentences,
     find_model,
-    has_model,
     load_model,
     sample_by_content,
 )
@@ -149,7 +147,7 @@ def _build(
         earlier = open_plan(options.output)
         tasks = plan_shards(sources, 1e6 * options.shard_mb)
         pool.start(len(tasks))
-        punkt = _punkt(options, sources, _PUNKT_SAMPLE, keep=earlier is not None)
+        punkt = _punkt(options, sources, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt, index)
         if earlier is None:
             shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
@@ -171,17 +169,15 @@ def _build(
         print(f"no document was held out, because the corpus is small; {remedy}")
 
 
-def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int, *, keep: bool = False) -> PunktModel | None:
+def _punkt(options: BuildOptions, sources: Sequence[Source], sample: int) -> PunktModel | None:
     """Returns the given Punkt model, else one trained on `sample` bytes of the text; None if each line is a sentence.
 
-    With `keep`, a model that an earlier run of the build has saved is loaded instead of trained again.
+    A resumed build trains it again, to notice that the text has changed.
     """
     if options.sentences == "line":
         return None
     if options.punkt is not None:
         return load_model(find_model(options.punkt))
-    if keep and has_model(options.output / PUNKT_NAME):
-        return load_model(options.output / PUNKT_NAME)
     texts = list(sample_documents(sources, sample, options.reading))
     if options.sentences == "punkt":
         _warn_of_marks(texts)

@@ -23,10 +23,12 @@ from foundation.progress import Progress
 
 Place = tuple[int, int]
 """Where a shard's documents lie in the corpus: the index of the first, and their count."""
+Work = list[tuple[Shard, Place | None]]
+"""Shards of a task and, if the build drops duplicates, their places."""
 
 
 def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool) -> None:
-    """Builds every shard that is missing or damaged according to its record.
+    """Builds every shard that is missing or damaged according to its record, once the text of all others is compared.
 
     Raises:
         ConfigError: the input cannot be read, or differs from the text that a shard was built from.
@@ -40,30 +42,40 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
                 deque(reader.chunks(Range(part.source)), 0)
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
     with Progress(sum(shard.size for task in tasks for shard in task), "shards") as progress:
-        work = ((task, [places.get(shard.number) for shard in task]) for task in tasks)
-        for (task, _), is_new in pool.run(_make, work, copies, config, output):
-            progress.advance(sum(shard.size for shard in task), not is_new)
+        placed = ([(shard, places.get(shard.number)) for shard in task] for task in tasks)
+        unfinished = []
+        for work, left in pool.run(_unfinished, placed, copies, config, output):
+            progress.advance(sum(shard.size for shard, place in work if (shard, place) not in left), is_old=True)
+            unfinished += [left] * bool(left)
+        for work, _ in pool.run(_make, unfinished, copies, config, output):
+            progress.advance(sum(shard.size for shard, _ in work))
 
 
-def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: BuildConfig, output: Path) -> bool:
-    """Builds, on a worker, those shards of a task that are missing or damaged; returns True if there were any.
-
-    `work` is the task and the `Place` of each of its shards; without deduplication, these and `found` are None.
-    """
-    is_new = False
+def _unfinished(work: Work, found: Pairs | None, config: BuildConfig, output: Path) -> Work:
+    """Returns, on a worker, those shards of a task that are missing or damaged; compares the text of the others."""
+    left = []
     with Reader(config.reading, output / WORK_NAME) as reader:
-        for shard, place in zip(*work, strict=True):
-            copies = copies_of(found, *place) if found and place else {}
+        for shard, place in work:
             record = load_record(output, shard.name, ShardRecord)
-            if record is not None and _is_sound(record, output):
-                digest = text_digest()
-                deque(hashed(reader.shard(shard), digest), 0)
-                if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
-                    raise ConfigError(
-                        f"input: the text of {_names(shard)} has changed since {output} was built from it; restore the "
-                        "old text, or choose another --output"
-                    )
+            if record is None or not _is_sound(record, output):
+                left.append((shard, place))
                 continue
+            digest = text_digest()
+            deque(hashed(reader.shard(shard), digest), 0)
+            copies = copies_of(found, *place) if found and place else {}
+            if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
+                raise ConfigError(
+                    f"input: the text of {_names(shard)} has changed since {output} was built from it; restore the "
+                    "old text, or choose another --output"
+                )
+    return left
+
+
+def _make(work: Work, found: Pairs | None, config: BuildConfig, output: Path) -> None:
+    """Builds shards of a task, on a worker."""
+    with Reader(config.reading, output / WORK_NAME) as reader:
+        for shard, place in work:
+            copies = copies_of(found, *place) if found and place else {}
             record = build_shard(shard.name, shard.ranges[0].key, reader.shard(shard), copies, config, output)
             keys = keys_path(output / WORK_NAME, shard.number)
             if place and not keys.read_bytes().endswith(record.text.encode()):
@@ -73,8 +85,6 @@ def _make(work: tuple[Task, list[Place | None]], found: Pairs | None, config: Bu
                     "duplicates; leave it unchanged and run the same command again"
                 )
             save_record(output, shard.name, record)
-            is_new = True
-    return is_new
 
 
 def _names(shard: Shard) -> str:

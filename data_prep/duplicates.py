@@ -36,13 +36,13 @@ from foundation.files import NewFile
 REASONS = ("duplicate", "near_duplicate")
 _KEYS = {"exact": 1, "near": 1 + BANDS}  # per document
 _AT_ONCE = 1 << 23  # keys; sorting takes about 90 bytes each
-_DIGEST = 32  # bytes at the end of a file of keys: the digest of the shard's text
+_DIGEST = 32  # hexadecimal digits at the end of a file of keys: the digest of the shard's text
 
 
 def hash_shard(shard: Shard, reader: Reader, reading: Reading, folder: Path, dedup: Dedup) -> int:
     """Writes the keys of a shard's documents, in order, unless already written; returns the number of documents."""
     path = keys_path(folder, shard.number)
-    if not path.is_file():
+    if not (path.is_file() and path.read_bytes()[-_DIGEST:].isalnum()):  # else cut short: keys are no digits
         file, digest = NewFile(path), text_digest()
         chunks = hashed(reader.shard(shard), digest)
         documents = (document for chunk in chunks for document in chunk.documents(reading))

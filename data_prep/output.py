@@ -124,7 +124,10 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
     """Raises a ConfigError, with a line per difference, if `plan` differs from `earlier`, the plan in `folder`."""
     old, new = (one.config.model_dump() | one.versions | one.inputs for one in (earlier, plan))
     problems = [
-        f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "
+        f"input: the text has changed since the build in {folder} began (a sample of it gives another Punkt model); "
+        "restore it, or choose another --output"
+        if name == "punkt_sha256" and old["punkt"] == new["punkt"] == "learned"
+        else f"{name}: the build in {folder} has {old.get(name, 'none')}, this one {new.get(name, 'none')}; "
         "use the old value or another --output"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)

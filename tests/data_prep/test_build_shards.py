@@ -105,11 +105,10 @@ def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(
     assert contents(output) == contents(tmp_path / "one")
 
 
-def kill_after(options, shards):
+def kill_after(options, shards, *more):
     """Runs the build until this many shards are done, then kills it."""
-    process = subprocess.Popen(
-        [sys.executable, *command_of(options)], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, *command_of(options), *more]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while finished_shards(options.output) < shards:
         assert process.poll() is None
         time.sleep(0.001)
@@ -158,11 +157,28 @@ def with_other_text(path):
 
 def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
     folder, case = half_built
-    with_other_text(folder / "part-0.txt")
-    with pytest.raises(ConfigError, match=r"text of .*part-0\.txt has changed since .* was built from it"):
+    case = case.model_copy(update={"sentences": "line", "output": case.output.with_name("lines")})
+    kill_after(case, 2, "--sentences", "line")
+    (case.output / "records" / "shard-00000.json").unlink()
+    before = contents_of_shards(case.output)
+    for path in folder.iterdir():
+        with_other_text(path)
+    with pytest.raises(ConfigError, match=r"text of .*part-.\.txt.* has changed since .* was built from it"):
         main(case)
 
 
+    assert contents_of_shards(case.output) == before
+
+
+def test_text_edited_between_two_starts_is_refused_where_its_punkt_model_would_stay(half_built):
+    folder, case = half_built
+    recorded = sorted((case.output / "records").glob("shard-*.json"))
+    text = (folder / "part-7.txt").read_bytes()
+    (folder / "part-7.txt").write_bytes(text[:-1000] + b"Mr. Ka lo. Mr. Ta vu. " * 45 + text[-10:])
+    assert (folder / "part-7.txt").stat().st_size == len(text)
+    with pytest.raises(ConfigError, match=r"input: the text has changed since the build in .* began"):
+        main(case)
+    assert sorted((case.output / "records").glob("shard-*.json")) == recorded
 def test_a_finished_build_of_other_text_does_not_count_as_finished(options, built, tmp_path):
     folder = shutil.copytree(options.input[0], tmp_path / "corpus")
     output = shutil.copytree(built, tmp_path / "out")

@@ -64,7 +64,7 @@ def test_changed_duplicates_are_noticed_even_if_their_chunk_is_unchanged(options
     (folder / "a.txt").write_text("Kalo mi ne.\n\nRu so ta.")
     (folder / "b.txt").write_text("Kalo mi ne.\n\nVu lo.")
     changes = {"input": (folder,), "output": tmp_path / "out", "dedup": "exact", "held_out": 0.0, "shard_mb": 2e-5}
-    case = BuildOptions(**(options.model_dump() | changes))
+    case = BuildOptions(**(options.model_dump() | changes | {"sentences": "line"}))
     assert main(case) == 0
     assert load_manifest(case.output).books.documents.dropped == {"duplicate": 1}
     assert main(case) == 0

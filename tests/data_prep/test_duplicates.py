@@ -79,6 +79,17 @@ def test_text_is_not_hashed_again(tmp_path):
     assert times == [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("keys-*.bin"))]
 
 
+@pytest.mark.parametrize("left", [0, 20, 50])
+def test_keys_that_were_cut_short_are_computed_again(tmp_path, left):
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nTwo.")
+    (tmp_path / "b.txt").write_text("One.\n\nSix.")
+    tasks = plan_shards(find_sources([tmp_path]), 12)
+    copies, _ = find(tmp_path, tasks)
+    for path in tmp_path.glob("keys-*.bin"):
+        path.write_bytes(path.read_bytes()[:left])
+    assert find(tmp_path, tasks)[0] == copies
+
+
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 def test_no_documents_have_no_duplicates(tmp_path, dedup):
     with start_pool(1) as pool:

@@ -5,9 +5,7 @@ import shutil
 import pytest
 
 from data_prep.manifest import load_manifest
-from data_prep.output import PLAN, Plan, load_record, locked, open_plan, prepare, refuse_another, save_record
-from data_prep.sentences import load_model
-from data_prep.tokens import SubwordTokenizer
+from data_prep.output import PLAN, Plan, load_record, locked, open_plan, refuse_another, save_record
 from foundation.config import ConfigError
 
 
@@ -66,13 +64,10 @@ def test_every_difference_is_named_with_both_values(plan, tmp_path):
     refuse_another(plan, plan, tmp_path)
 
 
-def test_half_written_files_are_removed(built, tmp_path):
-    output = tmp_path / "out"
-    (output / "held_out").mkdir(parents=True)
-    for name in ("shard-00000.bin.tmp", "held_out/shard-00000.idx.tmp"):
-        (output / name).write_bytes(b"half")
-    prepare(output, SubwordTokenizer.load(built / "tokenizer"), load_model(built / "punkt"))
-    assert not list(output.rglob("*.tmp"))
+def test_another_punkt_model_learned_from_the_text_means_that_the_text_has_changed(plan, tmp_path):
+    config = plan.config.model_copy(update={"punkt_sha256": "another"})
+    with pytest.raises(ConfigError, match=r"input: the text has changed since the build in .* began .*restore it, or"):
+        refuse_another(plan.model_copy(update={"config": config}), plan, tmp_path)
 
 
 def test_records_whose_plan_is_damaged_are_one_clear_line(built, tmp_path):
