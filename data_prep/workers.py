@@ -1,6 +1,7 @@
 """Runs tasks in this process, in several processes of this machine, or on the ranks of an mpirun."""
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -29,13 +30,16 @@ class Pool:
             return
         try:
             # spawned, not forked: the tokenizer's threads do not survive a fork
-            self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin)
+            is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a background job
+            self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin, (is_ignored,))
         except (ImportError, OSError):
             print_warning("workers: this system has no semaphores (/dev/shm) for several processes; using one")
             self.size = 1
         else:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers, until `_begin`
             for _ in range(self.size):
                 self._executor.submit(os.getpid)
+            signal.signal(signal.SIGINT, before)
 
     def end(self) -> None:
         """Ends the workers after their current tasks; drops waiting tasks."""
@@ -74,8 +78,13 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
         pool.end()
 
 
-def _begin() -> None:
-    """Makes this worker end when its parent is killed; else it would wait forever, or write into a resumed build."""
+def _begin(ignores_interrupts: bool) -> None:
+    """Makes this worker end when its parent is killed; else it would wait forever, or write into a resumed build.
+
+    Ctrl-C ends it without a word, unless it is ignored: its parent says that it was interrupted.
+    """
+    if not ignores_interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def watch() -> None:
         if parent := parent_process():

@@ -156,6 +156,7 @@ def with_other_text(path):
 
 
 def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
+    """Nothing is built from the new text, so that the old one, once restored, resumes the build."""
     folder, case = half_built
     case = case.model_copy(update={"sentences": "line", "output": case.output.with_name("lines")})
     kill_after(case, 2, "--sentences", "line")
@@ -165,8 +166,6 @@ def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_s
         with_other_text(path)
     with pytest.raises(ConfigError, match=r"text of .*part-.\.txt.* has changed since .* was built from it"):
         main(case)
-
-
     assert contents_of_shards(case.output) == before
 
 
@@ -179,6 +178,8 @@ def test_text_edited_between_two_starts_is_refused_where_its_punkt_model_would_s
     with pytest.raises(ConfigError, match=r"input: the text has changed since the build in .* began"):
         main(case)
     assert sorted((case.output / "records").glob("shard-*.json")) == recorded
+
+
 def test_a_finished_build_of_other_text_does_not_count_as_finished(options, built, tmp_path):
     folder = shutil.copytree(options.input[0], tmp_path / "corpus")
     output = shutil.copytree(built, tmp_path / "out")
@@ -493,6 +494,20 @@ def test_a_full_disk_is_one_line_and_exit_code_2_and_a_rerun_resumes(options, bu
 
 def contents_of_shards(folder):
     return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
+
+
+@pytest.mark.parametrize("wait", [0.3, 1.0])
+def test_ctrl_c_while_workers_start_is_one_line(options, tmp_path, wait):
+    command = [sys.executable, *command_of(again(options, tmp_path / "out", workers=2, shard_mb=0.003))]
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=REPOSITORY, **settings)
+    while len(processes_below(process.pid)) < 3:  # with the one that cleans up behind the others
+        assert process.poll() is None
+        time.sleep(0.001)
+    time.sleep(wait)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
 
 
 def test_more_processes_than_a_machine_can_have_is_a_user_error_and_not_an_overflow(options, tmp_path):
