@@ -26,8 +26,9 @@ from data_prep.output import HELD_OUT, SIDES, TRAIN, ContaminatedDocument, Shard
 from data_prep.reading import Chunk, batches, hashed, text_digest
 from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
-from data_prep.shards import IndexedWriter
+from data_prep.shards import IndexedWriter, remove_files
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
+from foundation.files import TEMPORARY_SUFFIX
 
 _AT_ONCE = 1 << 19  # characters per batch of documents, and per call of the tokenizer
 _MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts all
@@ -69,12 +70,16 @@ def build_shard(
     }
     digest = text_digest()
     intake = Intake(hashed(chunks, digest), copies, config, curator)
-    for texts in batches(intake.kept(), _AT_ONCE, lambda text: len(text.cleaned.text) + _WEIGHT):
-        tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
-        for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
-            if side := intake.side_of(document, len(ids)):
-                sides[side].add(ids, sentence_lengths)
-    entries = {name: side.finish() for name, side in sides.items()}
+    try:
+        for texts in batches(intake.kept(), _AT_ONCE, lambda text: len(text.cleaned.text) + _WEIGHT):
+            tokenized = _tokenize(texts, tokenizer, punkt, marks=config.sentences == "marks")
+            for document, (ids, sentence_lengths) in zip(texts, tokenized, strict=True):
+                if side := intake.side_of(document, len(ids)):
+                    sides[side].add(ids, sentence_lengths)
+        entries = {name: side.finish() for name, side in sides.items()}
+    finally:
+        for folder in SIDES.values():
+            remove_files(output / folder / name, TEMPORARY_SUFFIX)  # an error, as of a full disk, may leave the others'
     return ShardRecord(
         text=digest.hexdigest(),
         duplicates=copies_digest(copies),
@@ -224,8 +229,8 @@ class Side:
         self._masker = Masker(
             config.seq_length, config.mask_copies, config.ngram, tokenizer.never_masked, tokenizer.continuation
         )
-        self._name = name
-        self._ids = IndexedWriter(folder / name, np.uint16)
+        self._prefix = folder / name
+        self._ids = IndexedWriter(self._prefix, np.uint16)
         self._masks = IndexedWriter(folder / f"{name}.mask", np.uint8)
         self._counts: Counter[str] = Counter()
         self._ngrams = np.zeros(len(config.ngram), np.int64)
@@ -244,9 +249,10 @@ class Side:
         if self._waiting:
             self._make_sequences()
         if not self._counts:
+            remove_files(self._prefix)  # an earlier shard of this name may have had some
             return None
         written = self._ids.close() | {f".mask{suffix}": file for suffix, file in self._masks.close().items()}
-        return ShardEntry(name=self._name, **self._counts, ngrams=tuple(self._ngrams.tolist()), written=written)
+        return ShardEntry(name=self._prefix.name, **self._counts, ngrams=tuple(self._ngrams.tolist()), written=written)
 
     def _make_sequences(self) -> None:
         """Writes the sequences and masks of the collected documents."""

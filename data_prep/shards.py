@@ -134,6 +134,12 @@ class IndexedWriter:
         return {".bin": self._data.close(), ".idx": (len(index), write_atomically(self._index_path, index))}
 
 
+def remove_files(prefix: Path, ending: str = "") -> None:
+    """Removes the files of a shard, ids and masks, or those with this ending to their names."""
+    for suffix in (".bin", ".idx", ".mask.bin", ".mask.idx"):
+        with_suffix(prefix, suffix + ending).unlink(missing_ok=True)
+
+
 def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
     """Returns the differences between a folder's tokenizer and the one that its manifest names; normally none."""
     problems = []

@@ -6,6 +6,7 @@ import lzma
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -494,6 +495,21 @@ def test_a_full_disk_is_one_line_and_exit_code_2_and_a_rerun_resumes(options, bu
 
 def contents_of_shards(folder):
     return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(options, built, tmp_path):
+    """There is room for the ids of the first shard, and none for its masks."""
+    limit = (built / "shard-00000.bin").stat().st_size + 5000
+
+    def limit_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [*command_of(again(options, tmp_path / "out")), "--mask_copies", "200"]
+    done = run_script(*command, preexec_fn=limit_files)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert "shard-00000.mask.bin" in done.stderr
+    assert not list((tmp_path / "out").rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("wait", [0.3, 1.0])

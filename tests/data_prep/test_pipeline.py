@@ -46,6 +46,15 @@ def test_every_word_piece_of_the_text_is_in_the_shard(tmp_path, folder, content)
     assert not (output / "held_out" / "shard-00000.bin").exists()
 
 
+def test_a_shard_without_held_out_text_leaves_no_file_of_an_earlier_one_that_had_some(tmp_path, folder):
+    output, config = folder
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Kalo {'mi ' * n}." for n in range(100)))
+    for share in (0.5, 0.0):
+        record = build(tmp_path / "a.txt", config.model_copy(update={"held_out": share}), output)
+        found = {path.name for path in (output / "held_out").iterdir()}
+        assert found == ({"shard-00000" + suffix for suffix in record.held_out.written} if share else set())
+
+
 def test_equal_documents_are_always_on_the_same_side(tmp_path, folder):
     output, config = folder
     (tmp_path / "a.txt").write_text("\n\n".join(f"Kalo {'mi ' * (n % 40)}." for n in range(400)))
