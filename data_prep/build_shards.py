@@ -7,7 +7,6 @@ Run the same command again to resume. Under mpirun, the ranks share the work:
 """
 
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from data_prep.curation.curator import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
-from data_prep.manifest import WORK_NAME, BuildConfig, Choices, Manifest, enough_to_hold_out
+from data_prep.manifest import BuildConfig, Choices, Manifest, enough_to_hold_out
 from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
@@ -149,9 +148,7 @@ def _build(
         pool.start(len(tasks))
         punkt = _punkt(options, sources, _PUNKT_SAMPLE)
         plan = _plan(options, sources, tokenizer, punkt, index)
-        if earlier is None:
-            shutil.rmtree(options.output / WORK_NAME, ignore_errors=True)  # of a build whose plan was removed
-        else:
+        if earlier is not None:
             refuse_another(plan, earlier, options.output)
         save_record(options.output, PLAN, plan)
         prepare(options.output, tokenizer, punkt, index)

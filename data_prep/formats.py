@@ -262,7 +262,8 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
         if (count := file.schema_arrow.names.count(column)) > 1:
             raise ConfigError(f"text_column: {path} has {count} columns named {column}; rename all but one")
         groups = map(file.metadata.row_group, range(file.num_row_groups))
-        chunks = [_chunk(group, column) for group in groups]
+        columns_of_groups = (chunk for group in groups for chunk in map(group.column, range(group.num_columns)))
+        chunks = [chunk for chunk in columns_of_groups if chunk.path_in_schema == column]
         # pyarrow reads no dictionary from them; a text that shares its beginning may be far larger than its page
         is_delta = any(encoding.startswith("DELTA_") for chunk in chunks for encoding in chunk.encodings)
     # as a dictionary: a text that many rows repeat is in memory once
@@ -280,11 +281,6 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
                             f"{LONGEST_RECORD >> 20} MiB: too large for a worker's memory; split or remove it"
                         )
                     yield row
-
-
-def _chunk(group: Any, column: str) -> Any:
-    chunks = map(group.column, range(group.num_columns))
-    return next(chunk for chunk in chunks if chunk.path_in_schema == column)
 
 
 def _require_small(path: Path, chunk: Any) -> None:

@@ -6,6 +6,7 @@ record after its files. A shard without a sound record, or whose files do not ma
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from data_prep.curation.contamination import Index
 from data_prep.manifest import (
     FORMAT_VERSION,
     HELD_OUT_NAME,
+    MANIFEST_NAME,
     RECORDS_NAME,
     WORK_NAME,
     Books,
@@ -28,7 +30,7 @@ from data_prep.manifest import (
 from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
 from foundation.config import ConfigError, StrictRecord
-from foundation.files import TEMPORARY_SUFFIX, make_folder, require_folder, sealed, unsealed, write_if_other
+from foundation.files import make_folder, require_folder, sealed, unsealed, write_if_other
 from foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
@@ -111,7 +113,7 @@ def open_plan(folder: Path) -> Plan | None:
         ConfigError: the folder holds other files, or a build that cannot be resumed.
     """
     plan = load_record(folder, PLAN, Plan)
-    others = {entry.name for entry in folder.iterdir()} - {WORK_NAME, RECORDS_NAME, LOCK_NAME}
+    others = {entry.name for entry in folder.iterdir()} - {RECORDS_NAME, LOCK_NAME}
     if plan is None and (others or any((folder / RECORDS_NAME).glob("shard-*"))):
         raise ConfigError(
             f"output: {folder} holds files, but not the plan of their build ({RECORDS_NAME}/{PLAN}.json is missing or "
@@ -138,12 +140,7 @@ def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
 
 
 def prepare(folder: Path, tokenizer: SubwordTokenizer, punkt: PunktModel | None, index: Index | None = None) -> None:
-    """Removes files that a killed run left half-written, and writes what the workers load.
-
-    That is the tokenizer, the Punkt model and the n-grams of evaluation sets.
-    """
-    for leftover in folder.rglob(f"*{TEMPORARY_SUFFIX}"):
-        leftover.unlink()
+    """Writes what the workers load: the tokenizer, the Punkt model and the n-grams of evaluation sets."""
     (folder / WORK_NAME).mkdir(exist_ok=True)
     (folder / HELD_OUT_NAME).mkdir(exist_ok=True)
     tokenizer.save(folder / TOKENIZER_NAME)
@@ -174,7 +171,9 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTok
         tokenizer.save(folder / HELD_OUT_NAME / TOKENIZER_NAME)
         save_manifest(held_out, folder / HELD_OUT_NAME)
     else:
-        shutil.rmtree(folder / HELD_OUT_NAME, ignore_errors=True)
+        (folder / HELD_OUT_NAME / MANIFEST_NAME).unlink(missing_ok=True)
+        with suppress(OSError):  # it may hold other files
+            (folder / HELD_OUT_NAME).rmdir()
     lines = [f"{one.model_dump_json()}\n" for record in records for one in record.contaminated]
     if lines:
         write_if_other(folder / CONTAMINATED_NAME, "".join(lines).encode())

@@ -19,7 +19,7 @@ from data_prep.formats import Reading
 from data_prep.output import locked
 from data_prep.reading import sample_documents
 from data_prep.sources import find_sources
-from data_prep.tokens import CONTINUATION, LARGEST_VOCABULARY, SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
+from data_prep.tokens import CONTINUATION, FILES, LARGEST_VOCABULARY, SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
 from foundation.command_line import Group, printable, run_script
 from foundation.config import ConfigError, StrictConfig
 
@@ -72,7 +72,7 @@ class VocabularyOptions(StrictConfig):
 
 def main(options: VocabularyOptions) -> int:
     """Trains the vocabulary and writes the tokenizer folder; returns the exit code."""
-    if found := [name for name in ("vocab.txt", "tokenizer.json") if (options.output / name).exists()]:
+    if found := [name for name in FILES if (options.output / name).exists()]:
         raise ConfigError(
             f"output: {options.output} already has a {found[0]}; remove that file or choose another folder"
         )

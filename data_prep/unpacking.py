@@ -216,12 +216,9 @@ def make_seek_index(source: Source, folder: Path) -> bool:
     """
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
         with suppress(*DAMAGED, ValueError):
-            index = _seek_index(source.path, threads)
-            break
-    else:
-        return False
-    write_atomically(index_path(source, folder), index)
-    return True
+            write_atomically(index_path(source, folder), _seek_index(source.path, threads))
+            return True
+    return False
 
 
 def _seek_index(path: Path, threads: int) -> bytes:

@@ -289,6 +289,10 @@ def test_nothing_held_out_makes_no_held_out_folder_and_no_remark(options, tmp_pa
     assert main(again(options, tmp_path / "out", held_out=0.0)) == 0
     assert not (tmp_path / "out" / "held_out").exists()
     assert "no document was held out" not in capsys.readouterr().out
+    (tmp_path / "out" / "held_out").mkdir()
+    (tmp_path / "out" / "held_out" / "thesis.tex").write_text("mine")
+    assert main(again(options, tmp_path / "out", held_out=0.0)) == 0
+    assert (tmp_path / "out" / "held_out" / "thesis.tex").read_text() == "mine"
 
 
 @pytest.fixture(scope="module")
@@ -524,6 +528,18 @@ def test_ctrl_c_while_workers_start_is_one_line(options, tmp_path, wait):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_foreign_files_in_the_folder_of_a_build_stay(half_built, built):
+    _, case = half_built
+    names = ("thesis.tmp", "held_out/thesis.tmp", "tokenizer/thesis.tmp")
+    for name in names:
+        (case.output / name).write_text("mine")
+    (case.output / "shard-00007.bin.tmp").write_text("left by a kill")
+    assert main(case) == 0
+    assert {name: content for name, content in contents(case.output).items() if name.endswith(".tmp")} == dict.fromkeys(
+        names, b"mine"
+    )
 
 
 def test_more_processes_than_a_machine_can_have_is_a_user_error_and_not_an_overflow(options, tmp_path):

@@ -28,11 +28,13 @@ def test_the_plan_can_be_read_before_and_after_the_manifest_is_written(built, pl
     assert plan.config == load_manifest(built).config
 
 
-def test_a_folder_with_foreign_files_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").write_text("")
+@pytest.mark.parametrize("name", ["thesis.tex", ".build/thesis.tex"])
+def test_a_folder_with_foreign_files_is_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
     with pytest.raises(ConfigError, match="holds files, but not the plan"):
         open_plan(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.tex"]
 
 
 def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_path):

@@ -10,7 +10,7 @@ from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, 
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
 from foundation.config import ConfigError
 
-from .conftest import limit_file_size, run_script
+from .conftest import contents, limit_file_size, run_script
 
 TEXTS = ["The lowest newer wider news, the widest lower news. Ünïcode 漢字!"] * 20
 
@@ -80,12 +80,13 @@ def test_a_size_below_the_alphabet_is_refused():
         train_vocabulary(lambda: iter(texts), VocabularyOptions(size=100))
 
 
-def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path):
-    (tmp_path / "vocab.txt").write_text("mine")
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
+def test_an_existing_vocabulary_is_not_overwritten(corpus, tmp_path, name):
+    (tmp_path / name).write_text("mine")
     done = run_script("data_prep/train_vocab.py", "--input", corpus, "--output", tmp_path)
     assert done.returncode == 2
-    assert "already has a vocab.txt" in done.stderr
-    assert (tmp_path / "vocab.txt").read_text() == "mine"
+    assert f"already has a {name}" in done.stderr
+    assert contents(tmp_path) == {name: b"mine"}
 
 
 def test_the_text_of_json_lines_may_be_under_another_key(tmp_path):
