@@ -36,8 +36,11 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     """
     for task in tasks:
         part = task[0].ranges[0]
-        is_cut = part.start == 0 and part.end is not None and len(task) == 1
-        if is_cut and can_seek(part.source) and not make_seek_index(part.source, output / WORK_NAME):
+        if (
+            (part.start == 0 and part.end is not None and len(task) == 1)
+            and can_seek(part.source)
+            and not make_seek_index(part.source, output / WORK_NAME)
+        ):
             with Reader(config.reading) as reader:
                 deque(reader.chunks(Range(part.source)), 0)
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
