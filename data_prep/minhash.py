@@ -1,6 +1,6 @@
 """Keys that near-duplicate documents have in common: MinHash signatures, cut into bands.
 
-A document is compared by its set of shingles: 5 consecutive words, in lower case and without punctuation. The smallest
+A document is compared by its set of shingles: 5 consecutive words (`words.py`), in lower case. The smallest
 of a set's hashes is equal in two documents with probability J, the Jaccard similarity of their sets. 112 such minima
 form 16 bands of 7; each band becomes a key. So two documents have a common key with probability 1 - (1 - J^7)^16:
 
@@ -19,6 +19,7 @@ from functools import cache
 
 import numpy as np
 
+from data_prep.curation.words import word_starts
 from data_prep.formats import Document
 from data_prep.reading import batches
 from foundation.ordering import scrambled
@@ -27,7 +28,6 @@ BANDS = 16
 _ROWS = 7
 _SHINGLE = 5  # words
 _AT_ONCE = 1 << 18  # characters; their arrays fit into the processor's cache
-_NO_SPACES = ((0x3040, 0x3100), (0x3400, 0x4DC0), (0x4E00, 0xA000))  # kana and Chinese: each character counts as a word
 _ODD = np.frombuffer(hashlib.shake_128(b"MinHash").digest(8 * (1 + _SHINGLE + 2 * BANDS * _ROWS)), "<u8") | np.uint64(1)
 _BASE, _PLACES, _HASHES, _WEIGHTS = np.split(_ODD, np.cumsum([1, _SHINGLE, BANDS * _ROWS]))
 _FACTORS, _TERMS = _HASHES.astype(np.uint32), (_HASHES >> np.uint64(32)).astype(np.uint32)
@@ -72,17 +72,14 @@ def _bands(contents: list[bytes], digests: np.ndarray) -> np.ndarray:
 
 def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the hashes of the words of all contents, and the index of each content's first word among them."""
-    letters, stands_alone, powers, inverses = _tables()
+    letters, powers, inverses = _tables()
     texts = [unicodedata.normalize("NFC", content.decode("utf-8", "replace")).lower() for content in contents]
     text, ends = "\n".join(texts), np.cumsum([len(text) + 1 for text in texts])
     hashes, places, start = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], 0
     while start < len(text):
         codes = np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
-        values, alone = letters[codes], stands_alone[codes]
-        is_inside = values != 0  # of a word
-        is_first = is_inside.copy()
-        is_first[1:] &= ~is_inside[:-1] | alone[1:] | alone[:-1]
-        firsts = np.flatnonzero(is_first)
+        is_inside, is_first = word_starts(codes)
+        values, firsts = np.where(is_inside, letters[codes], np.uint64(0)), np.flatnonzero(is_first)
         end = len(codes)
         if start + end < len(text) and len(firsts) and firsts[-1]:  # the last word may continue
             end, firsts = int(firsts[-1]), firsts[:-1]
@@ -94,12 +91,9 @@ def _words(contents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns by code point: a random number (0 outside words), whether it is a word; by position: powers, inverses."""
-    codes = np.arange(0x110000, dtype=np.uint64)
-    is_letter = [unicodedata.category(chr(code))[0] in "LMN" for code in range(len(codes))]
-    letters = np.where(is_letter, scrambled(codes + np.uint64(1)), np.uint64(0))
-    alone = np.any([(first <= codes) & (codes < end) for first, end in _NO_SPACES], axis=0)
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a random number per code point; by position: powers, inverses."""
+    letters = scrambled(np.arange(1, 0x110001, dtype=np.uint64))
     inverse = np.uint64(pow(int(_BASE[0]), -1, 1 << 64))
     powers, inverses = (np.multiply.accumulate(np.full(_AT_ONCE, base)) for base in (_BASE[0], inverse))
-    return letters, alone, powers, inverses
+    return letters, powers, inverses

@@ -9,9 +9,9 @@ The sets are TSV, JSON and JSON lines, or GLUE, SQuAD and BLiMP by name:
     squad=FOLDER          paragraphs and questions of dev sets
     blimp=FOLDER          pairs of sentences, also in BLiMP.zip
 
-Words are runs of letters and digits in lower case; GPT-3 separates them at white space only, which would miss the
-tokenized texts of some sets ("it 's"). Only the words of the evaluation sets are numbered, so memory depends on these
-sets alone: about 20 bytes per n-gram. If a key matches, the words are compared.
+Words (`words.py`) are compared in lower case; GPT-3 separates them at white space only, which would miss the tokenized
+texts of some sets ("it 's"). Only the words of the evaluation sets are numbered, so memory depends on these sets alone:
+about 20 bytes per n-gram. If a key matches, the words are compared.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.curation.measures import ngram_keys
+from data_prep.curation.words import words
 from foundation.config import ConfigError, shown
 from foundation.files import require_file_or_folder, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits
-_WORD = re.compile(r"\w+")
 _JSON = (".json", ".jsonl", ".ndjson")
 _GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "question2", "#1 String", "#2 String")
 _LAYOUTS = {
@@ -86,8 +86,8 @@ class Contamination:
 
     def find(self, text: str) -> Match | None:
         """Returns the first n-gram of a document's text that is in an evaluation set; None if there is none."""
-        words = _WORD.findall(text.lower())
-        numbers = np.fromiter(map(self._words.get, words, repeat(0)), np.uint32, len(words))
+        found = words(text.lower())
+        numbers = np.fromiter(map(self._words.get, found, repeat(0)), np.uint32, len(found))
         keys = _keys(numbers, self._n)
         candidates = np.flatnonzero(self._prefixes[keys >> np.uint64(64 - _PREFIX)])
         nearest = np.minimum(np.searchsorted(self._keys, keys[candidates]), len(self._keys) - 1)
@@ -95,7 +95,7 @@ class Contamination:
         for place, first in zip(candidates[equal].tolist(), self._places[nearest[equal]].tolist(), strict=True):
             if np.array_equal(self._numbers[first : first + self._n], numbers[place : place + self._n]):
                 example = self._examples[int(np.searchsorted(self._starts, first, side="right")) - 1]
-                return Match(*example, " ".join(words[place : place + self._n]))
+                return Match(*example, " ".join(found[place : place + self._n]))
         return None
 
 
@@ -111,9 +111,9 @@ def make_index(given: Sequence[str], n: int) -> Index:
     examples: list[tuple[str, str]] = []
     for one in sets:
         for place, text in one.examples:
-            words = _WORD.findall(unicodedata.normalize("NFC", text).lower())
-            if len(words) >= n:
-                texts.append(np.array([vocabulary.setdefault(word, len(vocabulary) + 1) for word in words], np.uint32))
+            found = words(unicodedata.normalize("NFC", text).lower())
+            if len(found) >= n:
+                texts.append(np.array([vocabulary.setdefault(word, len(vocabulary) + 1) for word in found], np.uint32))
                 examples.append((one.name, place))
     if not texts:
         raise ConfigError(
