@@ -55,7 +55,7 @@ def test_the_folder_is_a_tokenizer_that_knows_its_text(corpus, tmp_path):
 
 def test_a_byte_level_bpe_masks_whole_words_of_text_as_it_is(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(f"{text} Naïve ☃ {number}.\n" for number, text in enumerate(TEXTS)))
-    main(VocabularyOptions(input=(tmp_path / "text.txt",), output=tmp_path / "vocab", size=400, kind="bpe"))
+    main(VocabularyOptions(input=(tmp_path / "text.txt",), output=tmp_path / "vocab", size=290, kind="bpe"))
     built = run_script(
         *("data_prep/build_shards.py", "--input", tmp_path / "text.txt", "--output", tmp_path / "shards"),
         *("--vocab", tmp_path / "vocab", "--sentences", "line", "--seq_length", 64),
@@ -72,6 +72,14 @@ def test_a_byte_level_bpe_masks_whole_words_of_text_as_it_is(tmp_path):
             joined = folder.continuation[ids[1:length]]
             cut = (masked[1:length] != masked[: length - 1])[joined].sum()
             assert joined.any() and cut <= 2, "besides the two ends of the window, a mask cuts no word"
+
+
+@pytest.mark.parametrize("option", ["alphabet", "cased", "join_cjk", "keep_accents"])
+def test_an_option_without_effect_on_a_byte_level_bpe_is_refused(option, corpus, tmp_path):
+    given = {option: 500 if option == "alphabet" else True}
+    with pytest.raises(ConfigError, match=f"{option}: has no effect on --kind bpe"):
+        main(VocabularyOptions(input=(corpus,), output=tmp_path / "vocab", kind="bpe", **given))
+    assert not (tmp_path / "vocab").exists()
 
 
 def test_a_size_below_the_alphabet_is_refused():
