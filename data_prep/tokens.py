@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -15,15 +16,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+import regex
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from data_prep.curation.words import IN_WORDS, WITHOUT_SPACES
 from foundation.config import ConfigError, StrictRecord
 from foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16
 CONTINUATION = "##"
-SPACE = "\u0120"  # the space before a word, in a byte-level BPE
+SPACE = "\u0120"  # a space in the spelling of a byte-level BPE
+_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+_BYTES = dict(zip(_ALPHABET, sorted(range(256), key=lambda byte: chr(byte) not in _ALPHABET), strict=True))
+"""The byte that each character in the spelling of a byte-level BPE stands for: itself if it is printable."""
+_INSIDE_WORD = regex.compile(
+    rf"(?V1)[{IN_WORDS}--[{WITHOUT_SPACES}--\p{{M}}]]"
+    r"|(?!\udce0[\udcb8-\udcbb]|\udce1[\udc80\udc81\udc9e\udc9f]|[\udce3-\udce9])[\udc80-\udcff]"
+)
+"""Text inside a word. Parts of characters are surrogates; those excluded begin Thai, Lao, Burmese, Khmer or Chinese."""
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
@@ -49,10 +60,11 @@ class SubwordTokenizer:
 
     Attributes:
         special: ids of the special tokens. vocab_size: number of ids. tokens: the vocabulary.
+        spelled: the vocabulary in the spelling of `pieces`: added tokens of a BPE, which are stored as text, as bytes.
         shown: the vocabulary to show, as WordPieces: readable, with `##` before what continues a word.
         never_masked: bool [vocab_size]: [PAD], [CLS], [SEP], [MASK]. [UNK] is a word and may be masked, as
             in google-research/electra's get_candidates_mask.
-        continuation: bool [vocab_size]: pieces that continue a word: `##` pieces, or those without a space in BPE.
+        continuation: bool [vocab_size]: pieces that continue a word: `##` pieces, or those of a BPE that begin inside.
         slow_because: the reason why WordPieces come from Hugging Face's encoder; None if nanotoken is used.
     """
 
@@ -71,9 +83,11 @@ class SubwordTokenizer:
         byte_level = _byte_level(settings)
         leads = byte_level is None or byte_level["add_prefix_space"] or "Prepend" in str(settings["normalizer"])
         if not leads:
-            tokenizer.normalizer = normalizers.Sequence(
-                [tokenizer.normalizer or normalizers.Sequence([]), normalizers.Prepend(" ")]
-            )
+            steps = [tokenizer.normalizer or normalizers.Sequence([]), normalizers.Prepend(" ")]
+            # the added tokens, to which the library applies the normalizer too, stay as they are
+            if added := [re.escape(one["content"]) for one in settings["added_tokens"] if not one["special"]]:
+                steps.append(normalizers.Replace(Regex(rf"\A (?=(?:{'|'.join(added)})\z)"), ""))
+            tokenizer.normalizer = normalizers.Sequence(steps)
         self._fast, self.slow_because = _fast_encoder(settings)
         self._cached = 0
         self.vocab_size = tokenizer.get_vocab_size()
@@ -85,12 +99,20 @@ class SubwordTokenizer:
         )
         self.tokens = [tokenizer.id_to_token(number) or "" for number in range(self.vocab_size)]
         self.continuation = np.array([token.startswith(CONTINUATION) for token in self.tokens])
-        self.shown = self.tokens
+        self.shown = self.spelled = self.tokens
         if byte_level is not None:
-            self.continuation = np.array([not token.startswith(SPACE) for token in self.tokens]) & ~self.never_masked
-            text = [decoders.ByteLevel().decode([token]).strip() or token for token in self.tokens]
+            spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+            numbers = {one["id"] for one in settings["added_tokens"]}
+            self.spelled = [
+                "".join(part for part, _ in spell(one)) if number in numbers or not _BYTES.keys() >= {*one} else one
+                for number, one in enumerate(self.tokens)
+            ]
+            contents = [bytes(map(_BYTES.__getitem__, spelled)) for spelled in self.spelled]
+            text = [content.decode("utf-8", "surrogateescape") for content in contents]
+            self.continuation = np.array([_INSIDE_WORD.match(one) is not None for one in text]) & ~self.never_masked
             self.shown = [
-                CONTINUATION * bool(joined) + word for word, joined in zip(text, self.continuation, strict=True)
+                CONTINUATION * bool(joined) + (content.decode("utf-8", "replace").strip() or token)
+                for content, token, joined in zip(contents, self.tokens, self.continuation, strict=True)
             ]
 
     @classmethod
@@ -131,6 +153,10 @@ class SubwordTokenizer:
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
         return ids, lengths
+
+    def pieces(self, spelled: str) -> list[int]:
+        """Returns the ids of the pieces that this tokenizer makes of another vocabulary's token, `spelled` as there."""
+        return [piece.id for piece in self._tokenizer.model.tokenize(spelled)] or [self.special.unk]
 
     def normalized(self, text: str) -> str:
         """Returns a text after the tokenizer's normalization of case, accents and Unicode form."""
@@ -197,7 +223,13 @@ def _named(vocab: str) -> Tokenizer:
 
 
 def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
-    """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter."""
+    """Returns BERT's tokenizer for a vocabulary; by default it lower-cases unless some token has a capital letter.
+
+    Raises:
+        ValueError: the tokens are those of a byte-level BPE.
+    """
+    if any(re.match(f"{SPACE}.", token) for token in tokens) and not any(re.match(r"##\w", token) for token in tokens):
+        raise ValueError("a byte-level BPE's tokens without its merges: give the folder of its tokenizer.json")
     if normalizer is None:
         words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
         normalizer = normalizers.BertNormalizer(lowercase=all(word == word.lower() for word in words))
@@ -306,6 +338,12 @@ def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
     missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
     if missing:
         problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
+    if not (_byte_level(settings) or {"add_prefix_space": True})["add_prefix_space"]:
+        problems += [  # each text between such tokens would begin with a space of its own
+            f"vocab: {vocab} has the added token {one['content']!r} with normalized false; save it with true"
+            for one in settings["added_tokens"]
+            if not one["special"] and not one["normalized"]
+        ]
     ids = tokenizer.get_vocab().values()
     if ids and max(ids) >= len(ids):
         problems.append(f"vocab: {vocab} repeats a token or skips an id; give every id, from 0 on, its own token")

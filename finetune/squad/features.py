@@ -34,8 +34,11 @@ class Pieces(NamedTuple):
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     def text(self, original: str, first: int, last: int) -> str:
-        """Returns the part of `original` from piece `first` through piece `last`."""
-        return original[self.begin[first] : self.end[last]]
+        """Returns the part of `original` from piece `first` through piece `last`, without white space around it.
+
+        Pieces of a byte-level BPE hold the space before a word.
+        """
+        return original[self.begin[first] : self.end[last]].strip()
 
 
 class Window(NamedTuple):

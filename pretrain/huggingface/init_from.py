@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from tokenizers.models import WordPiece as Pieces
 from torch import Tensor, nn
 
 from data_prep.tokens import open_tokenizer
@@ -297,10 +296,8 @@ def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer
     size = donor.config.vocab_size
     pieces: list[list[int]] = []
     if size < config.vocab_size:
-        tokens = open_tokenizer(str(tokenizer)).tokens
-        vocabulary = {token: number for number, token in enumerate(tokens[:size])}
-        split = Pieces(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##").tokenize
-        pieces = [[piece.id for piece in split(token)] for token in tokens[size:]]
+        cut = open_tokenizer(str(donor.tokenizer)).pieces
+        pieces = [cut(token) for token in open_tokenizer(str(tokenizer)).spelled[size:]]
     longer = dict(weights)
     for name, weight in weights.items():
         if name.endswith("position_embeddings.weight") and weight.shape[:1] == (known,):

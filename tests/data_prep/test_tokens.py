@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions
@@ -168,6 +168,98 @@ def test_ids_of_a_byte_level_bpe_are_hugging_faces_in_four_languages(adds_space,
         assert lengths.tolist() == [len(pieces) for pieces in expected]
         assert ids.tolist() == [*chain.from_iterable(expected)]
         assert theirs.decode(ids[: lengths[0]]).strip() == lines[0]
+
+
+def write_byte_level_bpe(folder, *added, **flags):
+    """A BPE as ModernBERT's: without a space before a text's first word, with added tokens."""
+    made = Tokenizer(models.BPE())
+    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, special_tokens=[*SPECIAL_TOKENS], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["the end of the day then and there"] * 9, trainer)
+    made.add_tokens([AddedToken(token, **flags) for token in added])
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    tokens = [made.id_to_token(number) for number in range(made.get_vocab_size())]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_added_tokens_of_a_byte_level_bpe_give_hugging_faces_ids(tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = write_byte_level_bpe(tmp_path / "bpe", *(" " * size for size in (8, 4, 3, 2)), "covid", "Größe")
+    ours, theirs = open_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
+    ours.save(tmp_path / "saved")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in ("the end.  the next", "day   one", "if:\n    then", "the day", "a covid, (covid)", "Größe  \u00e9"):
+        expected = theirs(f" {text}", add_special_tokens=False)["input_ids"]
+        assert ours.encode([text])[0].tolist() == saved(text, add_special_tokens=False)["input_ids"] == expected
+    shown = dict(zip(ours.tokens, ours.shown, strict=True))
+    assert (shown["covid"], shown["Größe"], shown["Ġday"]) == ("##covid", "##Größe", "day")
+
+
+def test_an_added_token_before_which_the_normalizer_stops_is_refused(tmp_path):
+    folder = write_byte_level_bpe(tmp_path / "bpe", "covid", normalized=False)
+    with pytest.raises(ConfigError, match="has the added token 'covid' with normalized false; save it with true"):
+        open_tokenizer(str(folder))
+
+
+def test_pieces_of_a_byte_level_bpe_begin_words_where_word_pieces_do(tmp_path):
+    """Here most pieces are single bytes: in a script without spaces, the first byte of a letter begins a word."""
+    tokenizer = open_tokenizer(str(write_byte_level_bpe(tmp_path / "bpe")))
+    starts = {
+        "the day, naïve": "the| day|,| naïve",
+        "ab-c.d/e?f": "ab|-c|.d|/e|?f",
+        "日本、カタ語": "|日|本|、|カ|タ|語",
+        "việc тест हिन्दी": "việc| тест| हिन्दी",
+        "한국어를": "한국어를",
+        "\n\nthe": "|\n|\nthe",
+    }
+    for text, words in starts.items():
+        ids = tokenizer.encode([text])[0]
+        spelled = "".join(("" if tokenizer.continuation[n] else "|") + tokenizer.spelled[n] for n in ids)
+        expected = "|".join(spell(word) for word in words.split("|"))
+        assert spelled.removeprefix("|").removeprefix("Ġ") == expected.removeprefix("Ġ"), text
+
+
+def spell(text):
+    step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(part for part, _ in step.pre_tokenize_str(text))
+
+
+@pytest.mark.parametrize("added", ["", "covid\n"])
+@pytest.mark.parametrize("beside", [(), ("tokenizer_config.json",), ("tokenizer.json",)])
+def test_the_vocab_txt_of_a_byte_level_bpe_is_never_read_as_word_pieces(added, beside, tmp_path):
+    folder = write_byte_level_bpe(tmp_path / "bpe")
+    expected = open_tokenizer(str(folder)).sha256()
+    assert open_tokenizer(str(folder / "vocab.txt")).sha256() == expected
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "vocab.txt").write_text((folder / "vocab.txt").read_text() + added)
+    for name in beside:
+        shutil.copy(folder / name, tmp_path / "other")
+    if "tokenizer.json" in beside and not added:
+        assert open_tokenizer(str(tmp_path / "other" / "vocab.txt")).sha256() == expected
+    else:
+        with pytest.raises(ConfigError, match=r"a byte-level BPE's tokens without its merges.*tokenizer\.json"):
+            open_tokenizer(str(tmp_path / "other" / "vocab.txt"))
+
+
+def test_a_token_of_another_vocabulary_is_cut_into_pieces_by_either_kind(tmp_path, tokenizer, vocab):
+    bpe = open_tokenizer(str(write_byte_level_bpe(tmp_path / "bpe")))
+    longer = open_tokenizer(str(write_byte_level_bpe(tmp_path / "longer", "theday", "Größe", " and")))
+    cut = [[bpe.tokens[piece] for piece in bpe.pieces(one)] for one in longer.spelled[bpe.vocab_size :]]
+    assert cut == [["the", "day"], ["G", "r", "Ã", "¶", "Ã", "Ł", "e"], ["Ġand"]]
+    (tmp_path / "vocab.txt").write_text(vocab.read_text() + "kalo\n##mine\nxyz\n")
+    longer = open_tokenizer(str(tmp_path / "vocab.txt"))
+    cut = [[tokenizer.tokens[piece] for piece in tokenizer.pieces(one)] for one in longer.spelled[-3:]]
+    assert cut == [["ka", "##lo"], ["##mi", "##ne"], ["[UNK]"]]
 
 
 @pytest.mark.parametrize(

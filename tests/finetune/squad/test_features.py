@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertTokenizerFast
+from transformers import AutoTokenizer, BertTokenizerFast
 
 from finetune.config import SquadConfig
 from finetune.presets import settings_for
@@ -19,6 +19,7 @@ from finetune.squad.features import (
     window_of_most_context,
 )
 from finetune.squad.files import VERSIONS, Answer, Question, SquadFile, load_squad, read_squad
+from tests.data_prep.test_tokens import write_byte_level_bpe
 
 # Letters whose length changes when lower-cased or stripped of accents, scripts split into single pieces, odd marks.
 LETTERS = [
@@ -84,6 +85,17 @@ def test_words_are_recovered_to_the_last_character(
     span = pieces.covering(begin, end)
     assert span is not None
     assert pieces.text(text, *span) == text[begin:end]
+
+
+def test_an_answer_of_byte_level_pieces_has_no_space_around_it(tmp_path: Path) -> None:
+    text = "then  the\nday and\n the end"
+    tokenizer = AutoTokenizer.from_pretrained(write_byte_level_bpe(tmp_path / "bpe"))
+    (pieces,) = cut_into_pieces([text], tokenizer)
+    for answer in ("the", "day and", "then  the", "end", "and\n the end"):
+        begin = text.rindex(answer)
+        span = pieces.covering(begin, begin + len(answer))
+        assert span is not None
+        assert pieces.text(text, *span) == answer
 
 
 @settings(max_examples=100)

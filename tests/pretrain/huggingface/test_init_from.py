@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import BertTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import AutoTokenizer, BertTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
+from data_prep.build_shards import BuildOptions
+from data_prep.build_shards import main as build_shards
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
@@ -24,6 +26,7 @@ from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.plan_warnings import plan_warnings
 from tests.conftest import REPOSITORY
+from tests.data_prep.test_tokens import write_byte_level_bpe
 from tests.pretrain.training.test_train import Launch, finished, run_arguments
 
 STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
@@ -522,6 +525,26 @@ def test_a_new_token_starts_as_the_mean_of_its_pieces(known_pair: tuple[str, str
             assert torch.allclose(matrix[number], words[pieces].mean(0), atol=1e-7)
             assert torch.isclose(model.generator_lm_head.bias[number], bias[pieces].mean(), atol=1e-7)
             assert torch.isclose(model.sampler_scores.bias[number], bias[pieces].mean(), atol=1e-7)
+
+
+def test_a_word_added_to_a_byte_level_bpe_starts_as_the_mean_of_its_pieces(tmp_path: Path) -> None:
+    """Added and saved by transformers, as the guide says."""
+    donor = tmp_path / "donor"
+    write_byte_level_bpe(donor)
+    tokenizer = AutoTokenizer.from_pretrained(donor)
+    pieces, known = tokenizer("Größe", add_special_tokens=False)["input_ids"], len(tokenizer)
+    tokenizer.add_tokens(["Größe"])
+    tokenizer.save_pretrained(tmp_path / "longer")
+    (tmp_path / "a.txt").write_text("then the Größe of the day\n\n" * 20)
+    build = {"input": (tmp_path / "a.txt",), "vocab": str(tmp_path / "longer"), "output": tmp_path / "shards"}
+    build_shards(BuildOptions.from_values(build | {"sentences": "line", "seq_length": 16, "held_out": 0, "workers": 1}))
+    config = ElectraConfig(**STOCK | {"vocab_size": known}, hidden_size=64, num_attention_heads=4)
+    model = ElectraForPreTraining(config)
+    model.save_pretrained(donor)
+    words = model.electra.embeddings.word_embeddings.weight
+    matrix = start(tmp_path / "shards", (str(donor),)).discriminator.embeddings.word_embeddings.weight
+    assert len(pieces) == 7 and matrix.shape[0] == known + 1
+    assert torch.equal(matrix[:known], words) and torch.allclose(matrix[known], words[pieces].mean(0), atol=1e-7)
 
 
 @pytest.mark.parametrize("which", [slice(2), slice(0, 1), slice(1, 2)], ids=["pair", "generator", "discriminator"])
