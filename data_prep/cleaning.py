@@ -12,8 +12,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+
+import regex
 
 LONGEST_LINE = 100_000  # characters; longer ones are not paragraphs and would cost Punkt and the tokenizer memory
 # All but tab and the characters that end a line or page: line feed, \v, \f, carriage return, \x1c to \x1e, \x85.
@@ -35,10 +37,34 @@ _MARKUP = re.compile(
 _CLOSING = {"{|": "|}", "{{": "}}", "[[": "]]", "[": "]", "<!--": "-->"}
 _MOST_UNCLOSED = 1 << 18  # characters after unclosed markup, summed by `_unclosed`; at most 6,623 in real sections
 _UNCLOSED_SECTION = 512  # characters per piece of a section with more than that
-# Links to files, categories and other languages' pages are not text; [[:Category:...]] is.
-_LINK_ASIDE = re.compile(r"\s*([a-z]{2,3}(-[a-z-]+)?|file|image|media|category|simple|wikipedia|template)\s*:", re.I)
-# Bold and italic marks, switches (__NOTOC__), and markup that the parser leaves as text if it is unbalanced.
-_LEFT_OVER = re.compile(r"'{2,}|__[A-Z]+__|<ref\b[^<>]*(?:/>|>[^<]*</ref>)|^[ \t]*(?:\{\||\||!).*\n?", re.M)
+# Prefixes of links that are not text in any wiki: of files, categories and the like ([[:Category:...]] is text), and of
+# languages, by the codes of all Wikipedias: https://meta.wikimedia.org/wiki/List_of_Wikipedias
+_ASIDES = frozenset(
+    re.findall(
+        r"\S+",
+        """
+file image media category wikipedia project template
+aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar bat-smg bbc
+bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo ce ceb ch cho chr chy
+ckb co cr crh cs csb cu cv cy da dag de dga din diq dsb dtp dty dv dz ee el eml en eo es et eu ext fa fat ff fi fiu-vro
+fj fo fon fr frp frr fur fy ga gag gan gcr gd gl glk gn gom gor got gpe gsw gu guc gur guw gv ha hak haw he hi hif ho hr
+hsb ht hu hy hyw hz ia iba id ie ig igl ii ik ilo inh io is it iu ja jam jbo jv ka kaa kab kaj kbd kbp kcg kg kge ki kj
+kk kl km kn knc ko koi kr krc ks ksh ku kus kv kw ky la lad lb lbe lez lfn lg li lij lld lmo ln lo lrc lt ltg lv lzh mad
+mai map-bms mdf mg mh mhr mi min mk ml mn mni mnw mo mos mr mrj ms mt mus mwl my myv mzn na nah nan nap nb nds nds-nl ne
+new ng nia nl nn no nov nqo nr nrm nso nup nv ny oc olo om or os pa pag pam pap pcd pcm pdc pfl pi pih pl pms pnb pnt ps
+pt pwn qu rm rmy rn ro roa-rup roa-tara rsk ru rue rup rw sa sah sat sc scn sco sd se sg sgs sh shi shn shy si simple sk
+skr sl sm smn sn so sq sr srn ss st stq su sv sw syl szl szy ta tay tcy tdd te tet tg th ti tig tk tl tly tn to tpi tr
+trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo wuu xal xh xmf yi yo yue za zea zgh zh
+zh-classical zh-min-nan zh-yue zu
+""",
+    )
+)
+_PREFIX = re.compile(r"\A\s*([^:]+?)\s*:")
+# Bold and italic marks, switches (__NOTOC__, in any language), and markup that the parser leaves as text if unbalanced.
+_LEFT_OVER = regex.compile(
+    r"(?V1)'{2,}|__[\p{L}--\p{Ll}][[\p{L}\p{M}_]--\p{Ll}]*__|<ref\b[^<>]*(?:/>|>[^<]*</ref>)|^[ \t]*(?:\{\||\||!).*\n?",
+    regex.M,
+)
 _EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")  # left behind by a dropped template
 _BLANK_LINES = re.compile(r"(?<![ \t])[ \t]*\n(?:[ \t*#:;]*\n)+")
 
@@ -72,11 +98,14 @@ class CleanedText:
         self.text = text
 
 
-def clean(content: bytes, *, wikitext: bool = False) -> CleanedText:
-    """Returns a document decoded, without wiki markup and control characters, normalized to NFC, its long lines cut."""
+def clean(content: bytes, asides: frozenset[str] | None = None) -> CleanedText:
+    """Returns a document decoded, without wiki markup and control characters, normalized to NFC, its long lines cut.
+
+    For wikitext, `asides` are the wiki's own names of the namespaces whose links are not text, in lower case.
+    """
     cleaned = decode(content)
-    if wikitext:
-        cleaned.keep(plain_text(cleaned.text), "markup")
+    if asides is not None:
+        cleaned.keep(plain_text(cleaned.text, asides), "markup")
     cleaned.keep(cleaned.text.replace(_BYTE_ORDER_MARK, ""), "byte_order_mark")
     cleaned.keep(cleaned.text.replace("\r\n", "\n"), "carriage_return")
     cleaned.text = cleaned.text.replace("\r", "\n")
@@ -119,9 +148,9 @@ def _long_runs() -> re.Pattern[str]:
     return re.compile(f"[{''.join(moved)}]{{31,}}")
 
 
-def plain_text(wikitext: str) -> str:
+def plain_text(wikitext: str, asides: frozenset[str] = frozenset()) -> str:
     """Returns the running text of wikitext: no templates, tables, references, files, categories, comments."""
-    text = "".join(map(_section_text, _sections(wikitext)))
+    text = "".join(map(partial(_section_text, asides=_ASIDES | asides), _sections(wikitext)))
     for remainder in (_LEFT_OVER, _EMPTY_BRACKETS):
         text = remainder.sub("", text)
     return _BLANK_LINES.sub("\n\n", text).strip()
@@ -176,11 +205,11 @@ def _unclosed(section: str) -> int:
     return detours + sum(len(section) - start for _, start in opened)
 
 
-def _section_text(section: str) -> str:
+def _section_text(section: str, asides: frozenset[str]) -> str:
     import mwparserfromhell
 
     try:
-        return _render(mwparserfromhell.parse(section, skip_style_tags=True))
+        return _render(mwparserfromhell.parse(section, skip_style_tags=True), asides)
     except (
         mwparserfromhell.parser.ParserError,
         RecursionError,
@@ -188,11 +217,11 @@ def _section_text(section: str) -> str:
         return ""
 
 
-def _render(code: Any) -> str:
-    return "".join(map(_render_node, code.nodes))
+def _render(code: Any, asides: frozenset[str]) -> str:
+    return "".join(_render_node(node, asides) for node in code.nodes)
 
 
-def _render_node(node: Any) -> str:
+def _render_node(node: Any, asides: frozenset[str]) -> str:
     match type(node).__name__:
         case "Text":
             return str(node.value)
@@ -200,11 +229,11 @@ def _render_node(node: Any) -> str:
             name = str(node.tag).strip().lower()
             if name == "br":
                 return "\n"
-            return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents)
-        case "Wikilink" if not _LINK_ASIDE.match(str(node.title)):
-            return _render(node.title).lstrip(":") if node.text is None else _render(node.text)
+            return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents, asides)
+        case "Wikilink" if "".join(_PREFIX.findall(str(node.title))).replace("_", " ").lower() not in asides:
+            return _render(node.title, asides).lstrip(":") if node.text is None else _render(node.text, asides)
         case "ExternalLink" if node.title is not None:
-            return _render(node.title)
+            return _render(node.title, asides)
         case "ExternalLink" if not node.brackets:
             return str(node.url)
         case "HTMLEntity":
@@ -213,5 +242,5 @@ def _render_node(node: Any) -> str:
             except (ValueError, OverflowError):  # a number that is not a character
                 return str(node)
         case "Heading":
-            return _render(node.title).strip()
+            return _render(node.title, asides).strip()
     return ""  # every other node (template, argument, comment) is dropped

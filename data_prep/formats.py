@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from typing import Any, Literal
 import regex
 
 from data_prep.sources import text_suffix
-from data_prep.unpacking import not_text, opened
+from data_prep.unpacking import not_text, opened, unpacked
 from foundation.config import ConfigError
 
 Boundary = Literal["blank_line", "file"]
@@ -40,6 +41,7 @@ _JSON_OBJECT = re.compile(rb'\{\s*"')
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
 _DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
 _PAGE_START = b"<page>"
+_ASIDES = re.compile(rb'<namespace key="(?:-2|4|6|10|14)"[^>]*>([^<]+)<')  # media, project, file, template, category
 _PAGE_PARTS = re.compile(rb"<ns>(?P<namespace>-?\d+)</ns>|<redirect\b|<text\b[^<>]*>(?P<text>[^<]*)")
 _BATCH = 1 << 22  # bytes of text, and of the file, read at a time
 _ROWS = 64  # per batch
@@ -151,7 +153,10 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
         else:
             content = part.strip()
             body = _DOC_START.sub(b"", content) if form is Format.WIKI_EXTRACTOR else content
-            document = Document(body, place + start + len(part.rstrip()) - len(body)) if content else None
+            at = place + start + len(part.rstrip()) - len(body)
+            if form is Format.WIKI_EXTRACTOR:  # which escapes these three
+                body = body.replace(b"&lt;", b"<").replace(b"&gt;", b">").replace(b"&amp;", b"&")
+            document = Document(body, at) if content else None
         if document:
             yield from split_long(document)
         start = end.end() if end else len(text)
@@ -184,6 +189,14 @@ def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:
         return None
     content, reason = page_text(part[begin:])
     return Document(content, place + begin, reason if is_whole else "unfinished_page", wikitext=True)
+
+
+@lru_cache
+def wiki_asides(path: Path) -> frozenset[str]:
+    """Returns a dump's own names of the namespaces whose links are not text, from its <siteinfo>, in lower case."""
+    with opened(path) as file:
+        beginning = (unpacked(file) or file).read(1 << 16)  # several times as long as a <siteinfo>
+    return frozenset(html.unescape(name.decode(errors="replace")).lower() for name in _ASIDES.findall(beginning))
 
 
 def page_text(page: bytes) -> tuple[bytes, str | None]:

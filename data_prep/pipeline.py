@@ -19,7 +19,7 @@ import numpy as np
 from data_prep.cleaning import CleanedText, clean, decode
 from data_prep.curation.contamination import Contamination
 from data_prep.curation.curator import Curator, language_test
-from data_prep.formats import Document
+from data_prep.formats import Document, wiki_asides
 from data_prep.manifest import WORK_NAME, Books, BuildConfig, Ledger, ShardEntry, Share
 from data_prep.masking import Masker
 from data_prep.output import HELD_OUT, SIDES, TRAIN, ContaminatedDocument, ShardRecord
@@ -122,7 +122,11 @@ class Intake:
             for document in chunk.documents(self._config.reading):
                 copy = self._copies.get(next(numbers))
                 reason = document.reason or copy
-                cleaned = decode(document.content) if reason else clean(document.content, wikitext=document.wikitext)
+                cleaned = (
+                    decode(document.content)
+                    if reason
+                    else clean(document.content, wiki_asides(chunk.source.path) if document.wikitext else None)
+                )
                 reason = reason or _emptiness(cleaned) or self._curate(chunk, document, cleaned) or _emptiness(cleaned)
                 self._count("read", cleaned.read)
                 self._characters.update(cleaned.removed)

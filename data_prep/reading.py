@@ -28,6 +28,7 @@ from data_prep.formats import (
     parse,
     read_rows,
     split_long,
+    wiki_asides,
 )
 from data_prep.planning import Range, Shard
 from data_prep.sources import Source
@@ -269,4 +270,4 @@ def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> 
     for chunk in sample_chunks(sources, size, reading):
         for document in chunk.documents(reading):
             if document.reason is None:
-                yield clean(document.content, wikitext=document.wikitext).text
+                yield clean(document.content, wiki_asides(chunk.source.path) if document.wikitext else None).text

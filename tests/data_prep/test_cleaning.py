@@ -23,7 +23,7 @@ from data_prep.cleaning import LONGEST_LINE, _long_runs, clean, decode
     ],
 )
 def test_removed_characters_are_counted_by_reason(content, text, removed):
-    cleaned = clean(content.encode(), wikitext="[[" in content)
+    cleaned = clean(content.encode(), frozenset() if "[[" in content else None)
     assert cleaned.text == text
     assert cleaned.removed == removed
     assert cleaned.read == len(content)

@@ -1,5 +1,6 @@
 """Claims about reading documents from each format."""
 
+import html
 import json
 from pathlib import Path
 
@@ -97,6 +98,14 @@ def test_a_documents_reported_place_is_where_it_begins(form, text):
     assert len(found) == {Format.TEXT: 2, Format.ONE_DOCUMENT: 1, Format.WIKI_EXTRACTOR: 2}[form]
     for document in found:
         assert text[document.place - 1000 :].lstrip().startswith(document.content)
+
+
+def test_what_wikiextractor_escaped_is_decoded_once():
+    text = "R&D, 3 < 5 > 2, &lt;b&gt; &amp; &eacute;"
+    page = f"<doc id='1' title='a'>\n{html.escape(text, quote=False)}\n</doc>".encode()
+    [document] = parse(Format.WIKI_EXTRACTOR, page, 0, Reading())
+    assert document.content == text.encode()
+    assert page[document.place :].startswith(b"R&amp;D")
 
 
 @pytest.mark.parametrize(

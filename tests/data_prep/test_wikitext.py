@@ -1,13 +1,18 @@
 """Claims about MediaWiki pages and the plain text extracted from them."""
 
+import bz2
 import re
 import time
 
 import pytest
 
 from data_prep.cleaning import _LONGEST_SECTION, _MOST_UNCLOSED, _sections, _unclosed, clean, plain_text
-from data_prep.formats import Reading, page_text
-from data_prep.reading import sample_chunks
+from data_prep.curation.curator import Curator
+from data_prep.formats import Reading, page_text, wiki_asides
+from data_prep.manifest import BuildConfig
+from data_prep.pipeline import Intake
+from data_prep.planning import Range
+from data_prep.reading import Reader, sample_chunks, sample_documents
 from data_prep.sources import find_sources
 
 
@@ -18,6 +23,9 @@ from data_prep.sources import find_sources
         ("A [[link]], a [[page|named one]], [http://x.org a site].", "A link, a named one, a site."),
         ("[[File:a.png|thumb|A [[caption]]]]Text[[Category:Things]][[de:Ding]]", "Text"),
         ("See [[:Category:Things]].", "See Category:Things."),
+        ("[[CSI: Miami]], [[UFO: Enemy|UFO]], [[Re:Zero]].", "CSI: Miami, UFO, Re:Zero."),
+        ("Kept.[[zh-min-nan:X]][[ FILE :a.jpg|b]][[Simple:C]]", "Kept."),
+        ("__KEIN_INHALTSVERZEICHNIS__ a __init__ b__БЕЗ_ОГЛ__ __目次__ ____ c", "a __init__ b  ____ c"),
         ("One{{cite|x={{y}}}} two<ref>Book, p. 1</ref> three<ref name=a />.", "One two three."),
         ("Before\n{| class=x\n! a\n|-\n| b [[c]]\n|}\nafter", "Before\n\nafter"),
         ("== Head ==\nText<!-- not this -->\n\n\n\nmore", "Head\nText\n\nmore"),
@@ -95,12 +103,32 @@ def test_a_page_gives_its_newest_text_or_the_reason_it_is_not_an_article(page, e
     assert page_text(page) == expected
 
 
+BUILD = BuildConfig(tokenizer_sha256="", sentences="line", punkt="none", punkt_sha256="")
+DUMP = """<mediawiki xml:lang="de"><siteinfo><namespaces>
+<namespace key="0" case="first-letter" /><namespace key="2" case="first-letter">Benutzer</namespace>
+<namespace key="6" case="first-letter">Datei</namespace><namespace key="14" case="first-letter">Kategorie</namespace>
+</namespaces></siteinfo>%s</mediawiki>"""
+PAGE = "<page><ns>0</ns><text>Ein Dorf.[[datei:a.jpg|mini|b]] [[Benutzer:A|A]] [[Kategorie:Ort]]</text></page>\n"
+
+
+@pytest.mark.parametrize("pack", [bytes, bz2.compress])
+def test_a_dumps_own_names_of_namespaces_count_on_every_page(pack, tmp_path):
+    (tmp_path / "dewiki.xml").write_bytes(pack((DUMP % (PAGE * 30)).encode()))
+    sources = find_sources([tmp_path])
+    assert {*sample_documents(sources, 10_000, Reading())} == {"Ein Dorf. A"}
+    later = next(Reader(Reading()).chunks(Range(sources[0], start=1000)))
+    texts = [text.cleaned.text for text in Intake(iter([later]), {}, BUILD, Curator()).kept()]
+    assert texts and {*texts} == {"Ein Dorf. A"}
+
+
 def test_a_real_dump_gives_articles_without_markup(shared_data):
     sources = find_sources([shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2"])
     documents = list(next(sample_chunks(sources, 1_000_000, Reading())).documents(Reading()))
     reasons = [document.reason for document in documents]
     assert reasons.count("redirect") > 5
-    texts = [clean(document.content, wikitext=True).text for document in documents if document.reason is None]
+    texts = [
+        clean(document.content, wiki_asides(sources[0].path)).text for document in documents if document.reason is None
+    ]
     wikitext = "\n".join(document.content.decode() for document in documents)
     assert max(map(_unclosed, _sections(wikitext))) < _MOST_UNCLOSED / 20, "real sections would be cut"
     assert texts[0].startswith("Anarchism is a political philosophy that advocates self-governed societies")
