@@ -26,7 +26,7 @@ from data_prep.curation.curator import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
 from data_prep.formats import Format, Reading
-from data_prep.manifest import BuildConfig, Choices, Manifest, enough_to_hold_out
+from data_prep.manifest import Books, BuildConfig, Choices, Manifest, enough_to_hold_out
 from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
@@ -156,6 +156,7 @@ def _build(
         manifest = finish(options.output, plan, [shard.name for task in tasks for shard in task], tokenizer)
     took = duration(max(1, time.monotonic() - started))
     print(f"{printable(str(options.output))}: {_summary(manifest)}, {took}")
+    _warn_of_encoding(manifest.books)
     documents = manifest.books.documents
     if options.held_out and not documents.held_out:
         remedy = (
@@ -187,6 +188,15 @@ def _warn_of_marks(texts: Sequence[str]) -> None:
     if unknown.total() > sum(text.count(mark) for text in texts for mark in ".?!"):
         commonest = " ".join(mark for mark, _ in unknown.most_common(3))
         print_warning(f"most sentences of a sample end with {commonest}, which Punkt ignores; use --sentences marks")
+
+
+def _warn_of_encoding(books: Books) -> None:
+    """Warns if more than one in 10,000 characters was malformed: text of the web in UTF-8 has far fewer."""
+    if books.invalid_utf8 > 1e-4 * books.characters.read:
+        print_warning(
+            f"{books.invalid_utf8:,} of {books.characters.read:,} characters were not UTF-8 and became U+FFFD; convert "
+            "the files that hold them (iconv -f LATIN1 -t UTF-8) and build into another --output"
+        )
 
 
 def _plan(
@@ -230,6 +240,7 @@ def _estimate(
         started = time.monotonic()
         record = build_shard("shard-00000", "", iter(chunks), {}, config, folder)
         seconds = time.monotonic() - started
+    _warn_of_encoding(record.books)
     written = sum(entry.size for entry in (record.train, record.held_out) if entry)
     tasks = plan_shards(sources, 1e6 * options.shard_mb)
     workers = min(workers, len(tasks))

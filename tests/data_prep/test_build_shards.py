@@ -407,6 +407,18 @@ def test_a_warning_is_given_if_paragraphs_would_become_documents(
     assert all("at most 203 characters" in line and "--documents file" in line for line in warnings)
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(("encoding", "warned"), [("utf-8", False), ("latin-1", True)])
+def test_a_corpus_in_another_encoding_is_a_warning(options, tmp_path, capsys, encoding, warned, dry_run):
+    text = " ".join(f"Im Jahr {year} baute man die Brücke." for year in range(200))
+    (tmp_path / "de.txt").write_bytes(text.encode(encoding))
+    changes = {"input": (tmp_path / "de.txt",), "sentences": "line", "held_out": 0.0, "dry_run": dry_run}
+    assert main(again(options, tmp_path / "out", **changes)) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: ")]
+    assert len(warnings) == warned
+    assert all(f"200 of {len(text):,} characters were not UTF-8" in line and "iconv" in line for line in warnings)
+
+
 def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(options, tmp_path, capsys):
     (tmp_path / "novel.txt").write_text("\n".join(NOVEL))
     build = again(options, tmp_path / "out", input=(tmp_path / "novel.txt",), held_out=0.005)
