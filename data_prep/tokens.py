@@ -83,11 +83,15 @@ class SubwordTokenizer:
         byte_level = _byte_level(settings)
         leads = byte_level is None or byte_level["add_prefix_space"] or "Prepend" in str(settings["normalizer"])
         if not leads:
-            steps = [tokenizer.normalizer or normalizers.Sequence([]), normalizers.Prepend(" ")]
-            # the added tokens, to which the library applies the normalizer too, stay as they are
-            if added := [re.escape(one["content"]) for one in settings["added_tokens"] if not one["special"]]:
-                steps.append(normalizers.Replace(Regex(rf"\A (?=(?:{'|'.join(added)})\z)"), ""))
-            tokenizer.normalizer = normalizers.Sequence(steps)
+            added = (re.escape(one["content"]) for one in settings["added_tokens"] if not one["special"])
+            tokenizer.normalizer = normalizers.Sequence(
+                [
+                    tokenizer.normalizer or normalizers.Sequence([]),
+                    normalizers.Prepend(" "),
+                    # the library normalizes the added tokens, too, which must stay as they are
+                    normalizers.Replace(Regex(rf"\A (?=(?:{'|'.join(added)})\z)"), ""),
+                ]
+            )
         self._fast, self.slow_because = _fast_encoder(settings)
         self._cached = 0
         self.vocab_size = tokenizer.get_vocab_size()
@@ -101,18 +105,19 @@ class SubwordTokenizer:
         self.continuation = np.array([token.startswith(CONTINUATION) for token in self.tokens])
         self.shown = self.spelled = self.tokens
         if byte_level is not None:
-            spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
-            numbers = {one["id"] for one in settings["added_tokens"]}
-            self.spelled = [
-                "".join(part for part, _ in spell(one)) if number in numbers or not _BYTES.keys() >= {*one} else one
-                for number, one in enumerate(self.tokens)
-            ]
-            contents = [bytes(map(_BYTES.__getitem__, spelled)) for spelled in self.spelled]
+            step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            spelled = {
+                one["id"]: "".join(part for part, _ in step.pre_tokenize_str(one["content"]))
+                for one in settings["added_tokens"]
+            }
+            self.spelled = [spelled.get(number, token) for number, token in enumerate(self.tokens)]
+            contents = (bytes(_BYTES.get(character, 0) for character in one) for one in self.spelled)
             text = [content.decode("utf-8", "surrogateescape") for content in contents]
             self.continuation = np.array([_INSIDE_WORD.match(one) is not None for one in text]) & ~self.never_masked
             self.shown = [
-                CONTINUATION * bool(joined) + (content.decode("utf-8", "replace").strip() or token)
-                for content, token, joined in zip(contents, self.tokens, self.continuation, strict=True)
+                CONTINUATION * bool(joined)
+                + (one.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip() or token)
+                for one, token, joined in zip(text, self.tokens, self.continuation, strict=True)
             ]
 
     @classmethod
@@ -311,7 +316,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 def _read_vocabulary(path: Path) -> list[str]:
     """Reads one token per line, split at line feeds only, because some of Unicode's line separators are tokens."""
     require_file_or_folder(path, "vocab")
-    return path.read_text("utf-8").removesuffix("\n").split("\n")
+    return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
 
 
 def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:

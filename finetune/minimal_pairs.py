@@ -44,7 +44,10 @@ def read_pairs(folder: Path) -> list[Pair]:
         inside = zipfile.Path(archive, "data/") if archive.is_file() else folder
         files = {path.name: path.read_bytes() for path in inside.iterdir() if path.name.endswith(".jsonl")}
         pairs = [
-            parse_pair(line) for _, content in sorted(files.items()) for line in content.splitlines() if line.strip()
+            parse_pair(line)
+            for _, content in sorted(files.items())
+            for line in content.removeprefix(b"\xef\xbb\xbf").splitlines()  # a byte order mark
+            if line.strip()
         ]
     except Exception as error:  # half a dozen types, by the damage; encryption is one more
         raise ConfigError(f"data: {folder} cannot be read as BLiMP ({error!r}); download it again") from None
@@ -89,6 +92,8 @@ def evaluate(
     """
     pairs = read_pairs(data)
     require_folder(output)
+    for name in models[1:]:  # a mistake in a later name must not cost the scores of the first
+        open_scorer(name, score, generator, mask_share)
     results, right = {}, {}
     for name in models:
         for random in (False, True) if random_weights else (False,):

@@ -115,7 +115,7 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
     require_file_or_folder(path, "data_dir", "SQuAD's JSON file")
     source = f"data_dir: {path}"
     try:
-        layout = _File.model_validate_json(path.read_bytes())
+        layout = _File.model_validate_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
     except ValidationError as error:
         places = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         _refuse(source, places)

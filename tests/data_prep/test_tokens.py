@@ -304,7 +304,8 @@ def test_a_vocabulary_that_repeats_a_token_is_refused(tmp_path, vocab):
 def test_a_file_a_folder_and_a_saved_folder_give_the_same_tokenizer(vocab, tmp_path):
     shutil.copy(vocab, tmp_path / "vocab.txt")
     open_tokenizer(str(vocab)).save(tmp_path / "saved")
-    names = (str(vocab), str(tmp_path), str(tmp_path / "saved"))
+    (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + vocab.read_bytes())
+    names = (str(vocab), str(tmp_path), str(tmp_path / "saved"), str(tmp_path / "marked.txt"))
     assert len({open_tokenizer(name).sha256() for name in names}) == 1
     assert SubwordTokenizer.load(tmp_path / "saved").sha256() == open_tokenizer(str(vocab)).sha256()
 

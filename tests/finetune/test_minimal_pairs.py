@@ -11,6 +11,7 @@ import pytest
 
 from finetune.blimp import BlimpOptions, main
 from finetune.minimal_pairs import Pair, accuracies, read_pairs
+from finetune.scoring import Scorer
 from foundation.config import ConfigError
 
 
@@ -35,6 +36,13 @@ def test_a_tie_counts_half_in_every_group(stock_model, tmp_path):
         assert file["right"].tolist() == [[0.5, 0.5]]
 
 
+def test_a_mistake_in_a_later_model_is_refused_before_the_first_is_scored(stock_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Scorer, "scores", lambda *given: pytest.fail("scored"))
+    data = write_pairs(tmp_path / "data", entry())
+    with pytest.raises(ConfigError, match=r"model: .*typo has no config"):
+        main(BlimpOptions(models=(str(stock_model), str(tmp_path / "typo")), data=data, output=tmp_path / "out"))
+
+
 def test_accuracy_of_a_group_is_that_of_its_pairs_alone_and_lies_in_its_interval():
     random = np.random.default_rng(0)
     pairs = [Pair("", "", f"f{i % 2}", f"t{i % 3}", f"p{i % 6}") for i in range(600)]
@@ -50,6 +58,9 @@ def test_accuracy_of_a_group_is_that_of_its_pairs_alone_and_lies_in_its_interval
 
 def test_the_zip_and_its_files_hold_the_same_pairs(tmp_path):
     folder = write_pairs(tmp_path / "files", entry(), entry(term="islands"))
+    plain = read_pairs(folder)
+    (folder / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + (folder / "p.jsonl").read_bytes())
+    assert read_pairs(folder) == plain, "a byte order mark changes nothing"
     (tmp_path / "zipped").mkdir()
     with zipfile.ZipFile(tmp_path / "zipped" / "BLiMP.zip", "w") as archive:
         archive.write(folder / "p.jsonl", "data/p.jsonl")

@@ -44,6 +44,13 @@ def test_a_question_without_answers_and_one_of_squad_1_are_read(tmp_path: Path) 
     assert [question.answers for question in file.questions] == [(), (Answer("cat", 4),)]
 
 
+def test_a_byte_order_mark_changes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, entry())
+    plain = read_squad(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_squad(path) == plain
+
+
 def test_a_question_needs_the_field_of_its_answers(tmp_path: Path) -> None:
     bare = {key: value for key, value in entry("q2").items() if key not in ("answers", "is_impossible")}
     with pytest.raises(ConfigError, match="question q2: no field answers"):
