@@ -76,13 +76,18 @@ def load_tagging(task: TaggingTask, data_dir: Path, *, test: bool = False) -> Ta
 def find_file(folder: Path, split: str) -> Path:
     """Returns the one file of a folder that has the split in its name, such as train.conll or en_gum-ud-train.conllu.
 
+    The raw text that releases of Universal Dependencies put beside a .conllu file, under the same name, does not count.
+
     Raises:
         ConfigError: there is no such file, or several.
     """
     if not folder.is_dir():
         raise ConfigError(f"data_dir: no folder {folder}; expected one with a train and a dev file in CoNLL columns")
     found = sorted(
-        path.name for path in folder.iterdir() if path.is_file() and any(name in path.name for name in SPLITS[split])
+        path.name
+        for path in folder.iterdir()
+        if path.is_file() and any(name in path.name for name in SPLITS[split])
+        if path.suffix != ".txt" or not path.with_suffix(".conllu").is_file()
     )
     if len(found) != 1:
         raise ConfigError(

@@ -99,6 +99,16 @@ def test_files_are_found_by_the_split_in_their_names(tmp_path: Path) -> None:
         find_file(tmp_path / "nowhere", "dev")
 
 
+def test_the_raw_text_beside_a_released_treebank_does_not_count(tmp_path: Path) -> None:
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"en_gum-ud-{split}.conllu").touch()
+        (tmp_path / f"en_gum-ud-{split}.txt").touch()
+        assert find_file(tmp_path, split).name == f"en_gum-ud-{split}.conllu"
+    (tmp_path / "train.txt").touch()
+    with pytest.raises(ConfigError, match=r"2 files with 'train' in their names: en_gum-ud-train\.conllu, train\.txt"):
+        find_file(tmp_path, "train")
+
+
 def test_the_test_file_is_read_only_on_request_and_leaves_the_fingerprint(tmp_path: Path) -> None:
     for name in ("train", "dev"):
         write(tmp_path, "a\tO\n", f"{name}.conll")
