@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from finetune.scoring import Kind, open_scorer
 from foundation.config import ConfigError
-from foundation.files import require_file_or_folder, require_folder, write_atomically
+from foundation.files import require_file_or_folder, require_folder, require_own, write_atomically
 from foundation.markdown_table import markdown_table
 from foundation.stats import mean, resample
 
@@ -88,10 +88,13 @@ def evaluate(
     .5 a tie, 0 wrong), and returns the table.
 
     Raises:
-        ConfigError: the data or a model cannot be read.
+        ConfigError: the data or a model cannot be read, or `output` holds results of other models or scores.
     """
     pairs = read_pairs(data)
     require_folder(output)
+    scored = " ".join((*models, *score))
+    for file, mark in {"md": "# BLiMP, ", "npz": "right.npy", "json": f'"scored": {json.dumps(scored)}'}.items():
+        require_own(output / f"blimp.{file}", mark)
     for name in models[1:]:  # a mistake in a later name must not cost the scores of the first
         open_scorer(name, score, generator, mask_share)
     results, right = {}, {}
@@ -109,7 +112,8 @@ def evaluate(
     content = io.BytesIO()
     np.savez_compressed(content, right=np.stack([*right.values()]).astype(np.float32))
     write_atomically(output / "blimp.npz", content.getvalue())
-    write_atomically(output / "blimp.json", json.dumps({"pairs": len(pairs), "models": results}, indent=1).encode())
+    written = json.dumps({"scored": scored, "pairs": len(pairs), "models": results}, indent=1)
+    write_atomically(output / "blimp.json", written.encode())
     table = "\n".join(report(len(pairs), results))
     write_atomically(output / "blimp.md", (table + "\n").encode())
     return table

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from foundation.command_line import POSITIONAL, run_script
 from foundation.config import StrictConfig
+from foundation.files import require_own
 
 
 class ReportOptions(StrictConfig):
@@ -26,6 +27,7 @@ def main(options: ReportOptions) -> None:
     outputs = [path if path.is_dir() else path.parent for path in options.runs]
     output = options.output or outputs[0] / "report.md"
     text = markdown(make_rows(load_runs(options.runs)), outputs)
+    require_own(output, text.partition("\n")[0])
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     print(f"{text}\nwritten to {output}")

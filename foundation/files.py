@@ -185,6 +185,18 @@ def require_folder(path: Path, option: str = "output") -> None:
         raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
 
 
+def require_own(path: Path, mark: str) -> None:
+    """Refuses to replace a file in which there is no `mark` of the command that is about to write it.
+
+    Raises:
+        ConfigError: such a file is there.
+    """
+    if path.is_file() and (content := path.read_bytes()) and mark.encode() not in content:
+        raise ConfigError(
+            f"output: {path} was not written by this command, which would replace it; move it away, or name another"
+        )
+
+
 def require_file_or_folder(path: Path, option: str, expected: str = "") -> os.stat_result:
     """Refuses pipes, sockets and devices, which may never end and cannot be read twice; returns the path's status.
 

@@ -92,7 +92,10 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
             if error.errno not in NO_LOCKS:
                 raise
             _warn_once(path.parent.resolve(), os.strerror(error.errno))
-        before = _read(self.file)
+        before, status = _read(self.file), os.fstat(self.file)
+        if status.st_size and "pid" not in before:
+            os.close(self.file)
+            raise ConfigError(f"lock: {path} is another file, not a lock; move it away, or name another folder")
         if before.get("host", self.words["host"]) != self.words["host"]:
             print(
                 f"{path}: taken over from {_described(before)}, which did not release it; if that process is still"
@@ -100,7 +103,6 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
                 " the two",
                 flush=True,
             )
-        status = os.fstat(self.file)
         self._key = status.st_dev, status.st_ino
         _held[self._key] = self
         with contextlib.suppress(OSError):  # on a full disk the lock still holds, but its holder is not named

@@ -24,7 +24,7 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
         for table in TABLES
         if members(table, rows)
     ]
-    lines = ["# Fine-tuning results", ""]
+    lines = ["# Fine-tuning results, by electra-sampler", ""]
     for table in tables:
         lines += [f"## {table.title}", "", *table_lines(table, rows), ""]
     lines += [*notes(rows, tables), ""]

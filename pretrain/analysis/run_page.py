@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from foundation.command_line import printable
 from foundation.config import ConfigError
-from foundation.files import write_atomically
+from foundation.files import require_own, write_atomically
 from pretrain.analysis.figures import CHARTS, draw_charts
 from pretrain.analysis.health import diagnose, report
 from pretrain.analysis.run_history import History, nearest_preset, read_history
@@ -22,9 +22,10 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
     """Writes one HTML page about these runs to `path`.
 
     Raises:
-        ConfigError: one of them is not a run folder.
+        ConfigError: one of them is not a run folder, or `path` is a file of another kind.
         OSError: the page cannot be written to `path`.
     """
+    require_own(path, '<meta name="generator" content="electra-sampler page">')
     paths = [*dict.fromkeys(folder.absolute() for folder in folders)]
     own = [path.name for path in paths]
     names = {path: path.name if own.count(path.name) == 1 else str(path) for path in paths}

@@ -28,6 +28,7 @@ from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import Shards
+from pretrain.job.rank_log import read_records
 from pretrain.method.registry import LOADED, Origin
 
 DESCRIPTION, SAMPLER, CHECKPOINTS, LOCK, STARTS = "run.json", "sampler.py", "checkpoints", "lock", "starts.jsonl"
@@ -49,7 +50,8 @@ BOOKKEEPING = {
 with other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
-
+REPLACED = ("metrics.jsonl", "deepspeed.json", SAMPLER, "tokenizer", STARTS, "logs/rank-0000.json")
+"""What a start replaces or appends to; a description, or without it the first rank's record, marks the run's own."""
 IN_WORDS = {"data_sha256": "other shards", "tokenizer_sha256": "another vocabulary"}
 """How messages describe a checksum that differs."""
 
@@ -226,12 +228,18 @@ def write_run(folder: Path, description: RunDescription, deepspeed: Mapping[str,
 
 
 def find_run(folder: Path) -> RunDescription | None:
-    """Reads the description of the run in `folder`, if there is one.
+    """Reads the description of the run in `folder`; `None` if none has started there, or one was killed before that.
 
     Raises:
-        ConfigError: it is damaged, or of another version.
+        ConfigError: it is damaged, or of another version; or the folder holds files that a run would replace.
     """
-    return read_run(folder) if (folder / DESCRIPTION).is_file() else None
+    started = (folder / DESCRIPTION).exists()
+    if not started and (others := [name for name in REPLACED if (folder / name).exists()]) and not read_records(folder):
+        raise ConfigError(
+            f"output: {folder} holds {', '.join(others)}, which no run wrote and a run would replace; move them away,"
+            " or name another --output"
+        )
+    return read_run(folder) if started else None
 
 
 def read_run(folder: Path) -> RunDescription:

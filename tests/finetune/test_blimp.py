@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from finetune.blimp import BlimpOptions, main
+from foundation.config import ConfigError
 from tests.finetune.test_minimal_pairs import entry, write_pairs
 from tests.finetune.test_scoring import untrained_run
 
@@ -31,3 +34,21 @@ def test_a_run_and_its_untrained_twin_have_columns_of_their_own(shards_folder, t
     found = json.loads((tmp_path / "out" / "blimp.json").read_text())["models"]
     labels = [f"{run}{twin} {kind}" for twin in ("", " (random weights)") for kind in ("discriminator", "generator")]
     assert [*found] == labels
+
+
+def test_results_are_replaced_by_the_same_command_and_no_other(stock_model, tmp_path):
+    data, output = write_pairs(tmp_path / "data", entry()), tmp_path / "out"
+    same = {"models": (str(stock_model),), "data": data, "output": output, "score": ("discriminator",)}
+    for _ in range(2):
+        main(BlimpOptions(**same))
+    kept = {path.name: path.read_bytes() for path in output.iterdir()}
+    for change in ({"models": ("another",)}, {"score": ("generator",)}):
+        with pytest.raises(ConfigError, match=r"output: .*blimp\.json was not written by this command"):
+            main(BlimpOptions(**same | change))
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == kept
+    (output / "blimp.json").unlink()
+    for name in kept.keys() - {"blimp.json"}:
+        (output / name).write_text("mine")
+        with pytest.raises(ConfigError, match=f"output: .*{name} was not written by this command"):
+            main(BlimpOptions(**same))
+        (output / name).unlink()

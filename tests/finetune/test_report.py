@@ -8,6 +8,7 @@ from finetune.report import ReportOptions, main
 from finetune.reporting.results import make_rows
 from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, append_record
+from foundation.config import ConfigError
 from tests.finetune.conftest import make_record, squad_record
 
 
@@ -122,3 +123,13 @@ def test_the_command_writes_the_tables(tmp_path: Path, capsys: pytest.CaptureFix
     main(ReportOptions(runs=(tmp_path / "run",), output=output))
     assert "**50.0**" in output.read_text()
     assert output.read_text() in capsys.readouterr().out
+
+
+def test_a_report_replaces_a_report_and_no_other_file(tmp_path: Path) -> None:
+    append_record(tmp_path / "results.jsonl", make_record())
+    for _ in range(2):
+        main(ReportOptions(runs=(tmp_path,)))
+    (tmp_path / "report.md").write_text("# Fine-tuning results\n\nmy own notes")
+    with pytest.raises(ConfigError, match=r"output: .*report\.md was not written by this command"):
+        main(ReportOptions(runs=(tmp_path,)))
+    assert "my own notes" in (tmp_path / "report.md").read_text()

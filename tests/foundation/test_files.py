@@ -22,6 +22,7 @@ from foundation.files import (
     remove,
     require_file_or_folder,
     require_folder,
+    require_own,
     sealed,
     unsealed,
     write_atomically,
@@ -241,6 +242,19 @@ def test_what_is_no_file_is_refused_in_the_words_of_the_caller(name: str, found:
         require_file_or_folder(path, "input", "a text")
     (tmp_path / "text").touch()
     assert require_file_or_folder(tmp_path / "text", "input", "a text").st_size == 0
+
+
+def test_only_what_has_the_mark_of_its_command_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    require_own(path, "<mark>")
+    for content in ("", "written before: <mark>"):
+        path.write_text(content)
+        require_own(path, "<mark>")
+    path.write_text("<p>mine</p>")
+    with pytest.raises(ConfigError, match=rf"output: {path} was not written by this command.*; move it away, or name"):
+        require_own(path, "<mark>")
+    os.mkfifo(tmp_path / "pipe")
+    require_own(tmp_path / "pipe", "<mark>")
 
 
 @pytest.mark.skipif(os.access("/proc/sys", os.W_OK), reason="here root may write anywhere")

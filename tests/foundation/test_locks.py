@@ -100,6 +100,15 @@ def test_the_holder_is_one_line_of_printable_characters_whatever_the_file_contai
     ended(first)
 
 
+@pytest.mark.parametrize("content", [b"- my notes\n", b'{"version": 3, "packages": []}'], ids=["text", "JSON"])
+def test_a_file_of_others_in_the_place_of_the_lock_is_refused_and_left_as_it_is(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"lock: {path} is another file, not a lock; move it away"):
+        Lock(path)
+    assert path.read_bytes() == content
+
+
 CHILD = """
 import os, sys, time
 from pathlib import Path

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from foundation.config import ConfigError
 from pretrain.analysis.figures import CHARTS
 from pretrain.analysis.run_page import write_page
 from pretrain.job.rank_log import EndRecord, write_record
@@ -187,3 +188,12 @@ def test_a_page_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path)
     folder = write_run(tmp_path / "run")
     with pytest.raises(OSError, match=str(folder / "run.json" / "page.html")):
         write_page([folder], folder / "run.json" / "page.html")
+
+
+def test_a_page_replaces_a_page_and_no_other_file(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert page_of(folder).source == page_of(folder).source
+    (tmp_path / "mine.html").write_text("<html>mine</html>")
+    with pytest.raises(ConfigError, match=r"output: .*mine\.html was not written by this command"):
+        write_page([folder], tmp_path / "mine.html")
+    assert (tmp_path / "mine.html").read_text() == "<html>mine</html>"

@@ -207,3 +207,10 @@ def test_overrides_of_deepspeeds_values_do_not_change_the_run(shards_folder: Pat
     assert changed.deepspeed.micro_batch_size == 8
     assert changed.deepspeed.accumulation_steps == 8 * plain.deepspeed.accumulation_steps
     assert changed.deepspeed.json["zero_optimization"] == plain.deepspeed.json["zero_optimization"] | {"stage": 2}
+
+
+def test_a_plan_refuses_a_folder_of_other_files(shards_folder: Path, tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "deepspeed.json"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"output: {tmp_path} holds metrics\.jsonl, deepspeed\.json, which no run"):
+        make_plan(options(shards_folder, tmp_path))

@@ -8,8 +8,17 @@ import pytest
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
+from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.presets import PRESETS
-from pretrain.training.run_folder import RunDescription, describe, differences, find_run, read_run, write_run
+from pretrain.training.run_folder import (
+    REPLACED,
+    RunDescription,
+    describe,
+    differences,
+    find_run,
+    read_run,
+    write_run,
+)
 
 
 @pytest.fixture
@@ -94,3 +103,26 @@ def test_an_objective_with_a_switch_it_does_not_have_is_refused(tmp_path: Path, 
         (tmp_path / "run.json").write_text(json.dumps(values))
         with pytest.raises(ConfigError, match=problem):
             read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_folder_with_files_of_others_is_no_place_for_a_new_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "slurm-7.out").touch()
+    (tmp_path / "checkpoints").symlink_to(tmp_path)  # made in advance, to a larger disk
+    assert find_run(tmp_path) is None
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}\n")
+    with pytest.raises(
+        ConfigError, match=f"output: {tmp_path} holds {name}, which no run wrote .*; move them away, or"
+    ):
+        find_run(tmp_path)
+
+
+def test_a_start_that_was_killed_before_its_description_may_be_repeated(
+    tmp_path: Path, description: RunDescription
+) -> None:
+    (tmp_path / "logs").mkdir()
+    write_record(tmp_path, EndRecord.of(0))  # before any other file
+    write_run(tmp_path, description, {})
+    (tmp_path / "run.json").unlink()
+    assert find_run(tmp_path) is None
