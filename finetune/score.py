@@ -20,7 +20,7 @@ from pydantic import Field
 
 from foundation.command_line import POSITIONAL, run_script
 from foundation.config import ConfigError, StrictConfig
-from foundation.files import require_file_or_folder
+from foundation.files import read_file
 
 
 class ScoreOptions(StrictConfig):
@@ -74,10 +74,9 @@ def read_text(name: str) -> str:
     Raises:
         ConfigError: it cannot be read, or is not UTF-8.
     """
-    if name != "-":
-        require_file_or_folder(Path(name), "input", "a file of text in UTF-8, or - for standard input")
+    what = "a file of text in UTF-8, or - for standard input"
     try:
-        return (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8-sig")
+        return (sys.stdin.buffer.read() if name == "-" else read_file(Path(name), "input", what)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"input: cannot read {name} ({error}); expected a file of text in UTF-8, or -") from None
 

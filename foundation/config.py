@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
 SHOWN = 80
 """Most characters of a value shown in an error."""
@@ -124,22 +124,6 @@ def shown(value: Any) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Returns a count with its noun, in the plural unless it is 1: `1 shard`, `2,000 shards`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
-
-
-def read_object(path: Path, option: str, fix: str) -> dict[str, Any]:
-    """Reads a file that holds one JSON object.
-
-    Raises:
-        ConfigError: the file holds anything else; the message names `option` and ends with `fix`.
-        FileNotFoundError: there is no such file.
-    """
-    try:
-        values = from_json(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{option}: cannot read {path}: {error}; {fix}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{option}: {path} holds {type(values).__name__}, expected an object; {fix}")
-    return values
 
 
 def parse_override(override: str) -> tuple[str, Any] | None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import from_json
+
 from foundation.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,6 +215,29 @@ def require_file_or_folder(path: Path, option: str, expected: str = "") -> os.st
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise ConfigError(f"{option}: {path} is a pipe, a socket or a device; give a file, or remove it")
     return status
+
+
+def read_file(path: Path, option: str, expected: str = "") -> bytes:
+    """Returns the content of a file that comes from the user; refuses what `require_file_or_folder` does."""
+    require_file_or_folder(path, option, expected)
+    return path.read_bytes()
+
+
+def read_object(path: Path, option: str, fix: str) -> dict[str, Any]:
+    """Reads a file that holds one JSON object.
+
+    Raises:
+        ConfigError: the file holds anything else, or is a pipe or a device; the message names `option`, and `fix`
+            ends it if there is something to repair.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        values = from_json(read_file(path, option))
+    except ValueError as error:
+        raise ConfigError(f"{option}: cannot read {path}: {error}; {fix}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{option}: {path} holds {type(values).__name__}, expected an object; {fix}")
+    return values
 
 
 def existing_part(path: Path) -> Path:

@@ -14,7 +14,7 @@ from scipy.stats import permutation_test, rankdata
 from finetune.reporting.paper_tables import Column
 from finetune.reporting.results import Row
 from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
-from foundation.config import read_object
+from foundation.files import read_object
 from foundation.stats import bounds, mean, moments, pearson, resample
 
 SIGN_ASSIGNMENTS = 2**16

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
 from foundation.config import ConfigError, StrictConfig, shown
-from foundation.files import require_file_or_folder, write_atomically
+from foundation.files import read_file, write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"
@@ -121,9 +121,8 @@ def read_records(path: Path) -> list[RunRecord]:
     """
     if not path.exists():
         return []
-    require_file_or_folder(path, "results", "records of runs")
     records = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_file(path, "results", "records of runs").splitlines(), 1):
         source = f"{path}, line {number}"
         try:
             values = from_json(line)

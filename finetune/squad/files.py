@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from finetune.running.records import Task, sha256_of
 from foundation.config import ConfigError
-from foundation.files import require_file_or_folder
+from foundation.files import read_file
 
 PROBLEMS_SHOWN = 5
 """Malformed entries that an error shows in full; the rest are counted."""
@@ -112,10 +112,10 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
     Raises:
         ConfigError: the file cannot be read, or has malformed entries, each named by its place or its question's id.
     """
-    require_file_or_folder(path, "data_dir", "SQuAD's JSON file")
+    content = read_file(path, "data_dir", "SQuAD's JSON file")
     source = f"data_dir: {path}"
     try:
-        layout = _File.model_validate_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
+        layout = _File.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
     except ValidationError as error:
         places = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         _refuse(source, places)

@@ -26,7 +26,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foundation.config import ConfigError, counted
-from foundation.files import file_sha256, flush, make_folder, remove, sealed, unsealed
+from foundation.files import (
+    file_sha256,
+    flush,
+    make_folder,
+    read_file,
+    remove,
+    require_file_or_folder,
+    sealed,
+    unsealed,
+)
 
 WEIGHTS, OPTIMIZER, STATE = FILES = ("weights.safetensors", "optimizer.safetensors", "state.json")
 MARKER = "complete.json"
@@ -218,10 +227,10 @@ def _damage(checkpoint: Path, step: int) -> str | None:
     """Returns how the checkpoint of a step differs from its marker, or `None` if it is intact.
 
     Raises:
-        ConfigError: another version of this project wrote it, which is not damage.
+        ConfigError: another version of this project wrote it, which is not damage, or a file is a pipe or a device.
     """
     try:
-        said = json.loads(unsealed((checkpoint / MARKER).read_bytes()))
+        said = json.loads(unsealed(read_file(checkpoint / MARKER, "checkpoints")))
     except (OSError, ValueError):
         return f"{MARKER} is missing or not as it was written"
     if said["format_version"] != FORMAT_VERSION:
@@ -247,7 +256,7 @@ def marker_of(checkpoint: Path) -> bytes:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return {"bytes": require_file_or_folder(path, "checkpoints").st_size, "sha256": file_sha256(path)}
 
 
 def _prune(folder: Path, step: int, keep_last: int, keep_every: int, say: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.config import ConfigError, counted, one_of, parse_override, shown, without_duplicates
-from foundation.files import ROOT
+from foundation.files import ROOT, read_file
 from foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 
@@ -109,7 +109,7 @@ def resolve(
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
+        values = json.loads(read_file(path, "deepspeed_config"), object_pairs_hook=without_duplicates)
     except OSError as error:
         ours = sorted(file.stem for file in (ROOT / "ds_configs").glob("*.json"))
         raise ConfigError(

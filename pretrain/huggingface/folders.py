@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from foundation.config import ConfigError, StrictConfig, counted, read_object
+from foundation.config import ConfigError, StrictConfig, counted
+from foundation.files import read_object
 from pretrain.huggingface.modernbert import MODEL_TYPE, read_modernbert, unfolded
 from pretrain.model.encoder import ElectraEncoder, Encoder, EncoderConfig, EncoderSizes
 from pretrain.model.modern import ModernConfig, ModernEncoder

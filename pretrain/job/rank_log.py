@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple, Self
 
 from foundation.command_line import printable
-from foundation.files import write_atomically
+from foundation.files import read_file, write_atomically
 
 LOGS = "logs"
 REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"
@@ -64,7 +64,7 @@ def read_records(folder: Path) -> list[EndRecord]:
     records = []
     for path in sorted((folder / LOGS).glob("rank-*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            records.append(EndRecord(**json.loads(path.read_text())))
+            records.append(EndRecord(**json.loads(read_file(path, "run"))))
     return records
 
 

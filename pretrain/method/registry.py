@@ -18,6 +18,7 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticUndefined
 
 from foundation.config import StrictConfig, one_of, shown
+from foundation.files import read_file
 
 if TYPE_CHECKING:
     from pretrain.method.objective import Objective
@@ -88,6 +89,7 @@ def load_objective(given: str) -> str:
     """Returns the name of an objective given by name or as FILE.py:CLASS or package.module:CLASS, which is loaded.
 
     Raises:
+        ConfigError: there is no such file.
         ValueError: there is no such objective, its file fails, or its class is not an objective with its own name.
     """
     if given in BUILT_IN:
@@ -98,9 +100,9 @@ def load_objective(given: str) -> str:
             f"got {shown(given)}, {one_of(given, BUILT_IN)}, or a sampler of your own as FILE.py:CLASS or"
             " package.module:CLASS"
         )
+    source = read_file(Path(place), "objective", "a file of Python") if place.endswith(".py") else b""
     try:
         if place.endswith(".py"):
-            source = Path(place).read_bytes()
             module = _run_file(Path(place), source)
         else:
             module = importlib.import_module(place)

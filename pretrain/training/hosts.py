@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.config import ConfigError, counted, shown
-from foundation.files import ROOT, file_sha256
+from foundation.files import ROOT, file_sha256, read_file
 from foundation.machine import cores
 from pretrain.job.launcher import number_of
 
@@ -41,7 +41,7 @@ def read_hostfile(path: Path) -> Slots:
         ConfigError: the file cannot be read, names no host, or has duplicate hosts or malformed lines.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+        lines = [line.strip() for line in read_file(path, "hostfile").decode("utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(

@@ -22,8 +22,8 @@ from pydantic.main import IncEx
 
 from data_prep.masking import mask_size
 from data_prep.tokens import SubwordTokenizer
-from foundation.config import ConfigError, StrictConfig, read_object
-from foundation.files import make_folder, write_atomically
+from foundation.config import ConfigError, StrictConfig
+from foundation.files import make_folder, read_object, write_atomically
 from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder

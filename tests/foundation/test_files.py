@@ -6,7 +6,7 @@ import resource
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,8 @@ from foundation.files import (
     flush,
     make_folder,
     new_folder,
+    read_file,
+    read_object,
     remove,
     require_file_or_folder,
     require_folder,
@@ -242,6 +244,19 @@ def test_what_is_no_file_is_refused_in_the_words_of_the_caller(name: str, found:
         require_file_or_folder(path, "input", "a text")
     (tmp_path / "text").touch()
     assert require_file_or_folder(tmp_path / "text", "input", "a text").st_size == 0
+
+
+@pytest.mark.parametrize("read", [read_file, lambda path, option: read_object(path, option, "repair it")])
+def test_a_file_of_the_user_is_read_and_a_pipe_or_a_device_refused(
+    read: Callable[[Path, str], object], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("{}")
+    assert read(tmp_path / "file", "run") in (b"{}", {})
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        with pytest.raises(ConfigError, match=f"run: {tmp_path / name} is a pipe, a socket or a device; give a file"):
+            read(tmp_path / name, "run")
 
 
 def test_only_what_has_the_mark_of_its_command_is_replaced(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foundation.config import ConfigError
 from foundation.files import sealed
 from pretrain.engine.checkpoint import (
     FILES,
@@ -183,6 +184,16 @@ def test_damage_to_any_file_is_reported_and_the_previous_checkpoint_used(
     assert len(said) == 1
     assert "step-00000020" in said[0]
     assert name in said[0]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "complete.json"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(folder: Path, name: str) -> None:
+    path = folder / "step-00000020" / name
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        path.unlink()
+        make(path)
+        with pytest.raises(ConfigError, match=f"checkpoints: {path} is a pipe, a socket or a device; give a file"):
+            newest_valid(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[" * 100_000, bytes(500), b"without a checksum"])

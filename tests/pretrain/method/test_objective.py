@@ -1,12 +1,14 @@
 """Claims about the interface of objectives and about their registry."""
 
+import os
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from foundation.config import ConfigError
 from pretrain.method.objective import Objective, PredictionConfig
-from pretrain.method.registry import objective_class
+from pretrain.method.registry import load_objective, objective_class
 from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, VOCABULARY
 
 PREDICTING = [name for name in OBJECTIVES if issubclass(objective_class(name).Config, PredictionConfig)]
@@ -53,3 +55,14 @@ def test_all_wrong_switches_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         objective_class("electra").Config.from_values(wrong)
     assert len(error.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("missing", "does not exist"), ("pipe", "is a folder, a pipe or a device"), ("device", "is a folder, a pipe")],
+)
+def test_a_sampler_is_read_from_a_file_only(name: str, found: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "device.py").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=rf"objective: \S*{name}\.py {found}.*; expected a file of Python"):
+        load_objective(f"{tmp_path / name}.py:Mine")

@@ -1,6 +1,7 @@
 """Claims about the run folder: a run resumes as the same run, or not at all."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,11 @@ def test_a_start_that_was_killed_before_its_description_may_be_repeated(
     write_run(tmp_path, description, {})
     (tmp_path / "run.json").unlink()
     assert find_run(tmp_path) is None
+
+
+def test_a_description_that_is_a_pipe_or_a_device_is_refused(tmp_path: Path) -> None:
+    for name, make in (("pipe", os.mkfifo), ("device", lambda path: path.symlink_to("/dev/zero"))):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name / "run.json")
+        with pytest.raises(ConfigError, match=r"run: .*run\.json is a pipe, a socket or a device; give a file"):
+            find_run(tmp_path / name)
