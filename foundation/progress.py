@@ -1,10 +1,15 @@
-"""Progress of a long command: on a terminal a bar with the remaining time, in a log an occasional plain line."""
+"""Progress of a long command: on a terminal a bar with the remaining time, in a log an occasional plain line; a word
+about a long wait.
+"""
 
 import io
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from multiprocessing.pool import ThreadPool
 from types import TracebackType
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -12,8 +17,12 @@ from foundation.config import counted
 
 _LINE = "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left"
 _SECONDS_BETWEEN_LINES = 30.0
+SILENCE = 10.0
+"""Seconds of waiting for others after which a command says so."""
 DAY = 86_400
 """Seconds per day."""
+
+Made = TypeVar("Made")
 
 
 class Progress(AbstractContextManager["Progress"]):
@@ -55,3 +64,16 @@ def duration(seconds: float) -> str:
         return f"{seconds / DAY:.1f} days"
     minutes, seconds_left = divmod(round(max(0.0, seconds)), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d}"
+
+
+def waited_for(whom: Callable[[], str], make: Callable[[], Made]) -> Made:
+    """Returns what `make` returns, which waits for others: after `SILENCE` seconds, says for `whom`.
+
+    It runs in another thread, since Ctrl-C does not reach a wait inside a library.
+    """
+    with ThreadPool(1) as pool:
+        made = pool.apply_async(make)
+        made.wait(SILENCE)
+        if not made.ready():
+            print(f"waiting for {whom()}", file=sys.stderr, flush=True)
+        return made.get()

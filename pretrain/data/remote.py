@@ -25,7 +25,8 @@ from data_prep.manifest import MANIFEST_NAME, ShardEntry, load_manifest
 from data_prep.tokens import TOKENIZER_NAME
 from foundation.config import URL, ConfigError, LocalProblem, without_secrets
 from foundation.files import NewFile, file_sha256, make_folder, with_suffix, write_atomically, write_if_other
-from foundation.locks import Held, Lock
+from foundation.locks import Held, Lock, holder
+from foundation.progress import SILENCE, waited_for
 
 BLOCK = 8 << 20
 """Bytes per request: a lost connection costs at most this."""
@@ -35,8 +36,6 @@ PATIENCE = 20.0
 """Seconds of retries where a user's mistake is likelier than an outage: at opening, or if an answer's size is wrong."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """First and longest pause between two attempts, in seconds; the pause doubles each time."""
-SILENCE = 30.0
-"""Seconds of waiting after which a reader logs the shard that it waits for."""
 LOCK = ".lock"
 GB = 10**9
 FINAL = (FileNotFoundError, PermissionError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError)
@@ -98,7 +97,7 @@ class RemoteFolder:
         content = self._read(MANIFEST_NAME, patience=PATIENCE)
         self.local = cache_folder() / hashlib.sha256(content).hexdigest()[:16]
         make_folder(self.local / TOKENIZER_NAME)
-        with Lock(self.local / LOCK, patience=inf):
+        with waited_for(lambda: str(holder(self.local / LOCK)), lambda: Lock(self.local / LOCK, patience=inf)):
             write_if_other(self.local / MANIFEST_NAME, content)
             for name, digest in load_manifest(self.local).tokenizer_files.items():
                 path = self.local / TOKENIZER_NAME / name
@@ -186,7 +185,7 @@ def local_folder(folder: Path) -> Path:
         ConfigError: the URL cannot be read.
     """
     url = url_of(folder)
-    return remote_folder(url).local if url else folder
+    return waited_for(lambda: url, lambda: remote_folder(url)).local if url else folder
 
 
 def cache_folder() -> Path:

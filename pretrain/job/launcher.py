@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 
 import psutil
@@ -70,6 +70,20 @@ def adopt_slurm(environment: MutableMapping[str, str] = os.environ) -> None:
     }
     for key, value in found.items():
         environment.setdefault(key, value)
+
+
+def missing_tasks() -> Iterator[str]:
+    """Yields a warning in a shell that `srun --pty` started as one of several tasks, unless under another launcher."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if (
+        tasks != "1"
+        and "SLURM_PTY_PORT" in os.environ
+        and not {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"} & os.environ.keys()
+    ):
+        yield (
+            f"this shell of `srun --pty` is one of {tasks} tasks of its Slurm step, and a run started in it waits for"
+            " the other tasks; start the shell with --ntasks=1, or the run itself with srun"
+        )
 
 
 def number_of(name: str, default: str | None = None) -> int:

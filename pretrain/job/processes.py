@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -19,14 +20,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from foundation.config import ConfigError
 from foundation.machine import cores, keep_freed_memory
-from pretrain.job.launcher import adopt_slurm, number_of
+from foundation.progress import Made, waited_for
+from pretrain.job.launcher import adopt_slurm, missing_tasks, number_of
 
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)
 """Timeout of collectives in the job's first group (PyTorch's default for gloo); DeepSpeed's own groups ignore it."""
 BACKLOG = 4096
 """Pending connections that the store's socket accepts (PyTorch's value for its store)."""
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,17 @@ def start_processes() -> World:
             torch.set_num_threads(max(1, cores() // local_ranks()))
         keep_freed_memory()
     if not dist.is_initialized():
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=COMMUNICATION_TIMEOUT,
-            store=_meet(rank, world_size) if launched else HashStore(),  # a single process needs no port
-            rank=rank,
-            world_size=world_size,
+        meet = partial(_meet, rank, world_size) if launched else HashStore  # a single process needs no port
+        store = waited_for(lambda: f"rank 0 at {os.environ.get('MASTER_ADDR', 'localhost')}", meet)
+        waited_for(
+            lambda: _absent(store.clone(), world_size),  # type: ignore[attr-defined]  # new in 2.9
+            lambda: dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                timeout=COMMUNICATION_TIMEOUT,
+                store=store,
+                rank=rank,
+                world_size=world_size,
+            ),
         )
     return World(rank, world_size, device)
 
@@ -115,8 +120,16 @@ def _meet(rank: int, world_size: int) -> Store:
     address, port = os.environ.get("MASTER_ADDR", "localhost"), number_of("MASTER_PORT")
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     listening = listen(address, port).detach() if serves else None
-    store = TCPStore(address, port, world_size, serves, COMMUNICATION_TIMEOUT, master_listen_fd=listening)
-    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    known = TCPStore(address, port, world_size, serves, COMMUNICATION_TIMEOUT, False, master_listen_fd=listening)
+    store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", known)
+    store.set(f"rank {rank}", "started")
+    return store
+
+
+def _absent(store: Store, world_size: int) -> str:
+    """Names the ranks that have not come to the store yet, eight at most."""
+    absent = [name for name in map("rank {}".format, range(world_size)) if not store.check([name])]
+    return "; ".join((f"{len(absent)} of {world_size} ranks: {', '.join(absent[:8])}", *missing_tasks()))
 
 
 def listen(address: str, port: int) -> socket.socket:

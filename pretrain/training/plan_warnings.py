@@ -18,6 +18,7 @@ from foundation.progress import DAY, about
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.engine.hardware import AUTO, slow_precision
 from pretrain.huggingface.init_from import normalized_otherwise
+from pretrain.job.launcher import missing_tasks
 from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
 from pretrain.presets import BASE, SMALL
@@ -210,6 +211,7 @@ def dry_run(plan: Plan) -> None:
         if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
             keep_alive = "export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'"
             warnings.append(f"pdsh waits forever for a host that loses its network; use {keep_alive}")
+    warnings += missing_tasks()
     print(printable_lines("\n".join([*lines, f"launch      {_launch(plan)}"])))
     if not problems:
         warnings += too_long(plan, machine)

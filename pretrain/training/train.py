@@ -135,7 +135,16 @@ def run_steps(
 ) -> int:
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
-    saved_at = time.monotonic()
+    saved_at, first = time.monotonic(), state.step
+
+    def waits(where: str) -> None:
+        """Reports a wait for a shard; ends it on request as long as there is no new step to save."""
+        training.watchdog.waits(where)
+        if stop and state.step == first:
+            training.watchdog.record("stopped", EXIT_STOPPED, f"stopped on request while {where}")
+            raise SystemExit(EXIT_STOPPED)
+
+    CACHE.on_wait = waits
 
     def requests() -> tuple[bool, bool]:
         """Returns whether this rank requests to stop, and to save."""

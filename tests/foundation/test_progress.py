@@ -1,5 +1,7 @@
 """Claims about the progress output of long commands."""
 
+import time
+
 import pytest
 
 from foundation import progress
@@ -27,3 +29,13 @@ def test_a_log_gets_few_lines(capsys):
         for _ in range(100):
             shown.advance(1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_wait_names_whom_it_is_for_and_a_short_one_says_nothing(monkeypatch, capsys):
+    assert progress.waited_for(lambda: "rank 3", lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        progress.waited_for(lambda: "rank 3", lambda: 1 / 0)
+    assert progress.SILENCE == 10 and capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "SILENCE", 0.1)
+    assert progress.waited_for(lambda: "rank 3", lambda: time.sleep(0.5)) is None
+    assert capsys.readouterr().err == "waiting for rank 3\n"

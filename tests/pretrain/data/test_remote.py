@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ import pretrain.data.shards
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.manifest import load_manifest, save_manifest
+from foundation import progress
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import file_sha256
 from pretrain.data import remote
@@ -273,6 +276,40 @@ def test_a_reader_says_that_it_waits_while_the_network_is_lost_and_then_goes_on(
     said = [line for line in capfd.readouterr().err.splitlines() if "for more than" in line]
     assert said and len(said) == len(set(said)), "once per shard"
     assert said[0].startswith(f"data: waiting for {server.url}/shard-")
+
+
+def test_an_opening_says_for_whom_it_waits(
+    server: RangeServer, cache: ShardCache, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE", 0.5)
+    server.delay = 1.0
+    folder = remote.RemoteFolder(server.url).local
+    script = "import sys, time; from pathlib import Path; from foundation.locks import Lock\n"
+    script += "held = Lock(Path(sys.argv[1])); print(flush=True); time.sleep(3)"
+    holder = subprocess.Popen([sys.executable, "-c", script, folder / remote.LOCK], stdout=subprocess.PIPE)
+    assert holder.stdout and holder.stdout.readline()
+    capfd.readouterr()
+    open_shards(Path(server.url))
+    holder.communicate()
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == f"waiting for {server.url}" and second.startswith(f"waiting for process {holder.pid} on ")
+
+
+def test_ctrl_c_ends_the_wait_for_the_first_shard(
+    server: RangeServer, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    server.fault = lambda path, count: "drop" if path.startswith("shard") else None
+    process, started = launch(0, *arguments(server.url, tmp_path / "far")), tmp_path / "far" / "starts.jsonl"
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 75 and time.monotonic() - began < 5, said
+    assert json.loads((tmp_path / "far" / "logs" / "rank-0000.json").read_text())["reason"] == "stopped"
 
 
 def test_a_connection_slower_than_the_least_rate_is_lost_and_tried_again(

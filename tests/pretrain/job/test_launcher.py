@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.job.launcher import adopt_slurm, is_alive, launchers, number_of
+from pretrain.job.launcher import adopt_slurm, is_alive, launchers, missing_tasks, number_of
 from tests.conftest import REPOSITORY
 
 # Environment that srun gives task 5 of 6, on the second of three nodes.
@@ -70,6 +70,18 @@ def test_only_a_task_started_by_srun_itself_is_a_rank(given: dict[str, str | Non
     before = dict(environment)
     adopt_slurm(environment)
     assert environment == before
+
+
+def test_only_a_shell_of_srun_with_several_tasks_lacks_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*missing_tasks()] == []
+    for name, value in (TASK | {"SLURM_PTY_PORT": "40000"}).items():
+        monkeypatch.setenv(name, value)
+    (warning,) = missing_tasks()
+    assert "one of 6 tasks of its Slurm step" in warning and "--ntasks=1" in warning
+    for name, value in (("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PTY_PORT", None), ("TORCHELASTIC_RUN_ID", "7")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value) if value else changed.delenv(name)
+            assert [*missing_tasks()] == []
 
 
 def test_a_zombie_is_not_alive() -> None:

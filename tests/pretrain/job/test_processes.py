@@ -2,9 +2,11 @@
 
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,24 @@ def test_ranks_on_one_host_meet_where_no_other_host_can_reach_them(tmp_path: Pat
     finally:
         rank.kill()
         rank.wait()
+
+
+IMPATIENT = "from foundation import progress; progress.SILENCE = 0.5\n" + RANK_0
+WAITS = {
+    "0": "waiting for 1 of 2 ranks: rank 1; this shell of `srun --pty` is one of 2 tasks of its Slurm step, ",
+    "1": "waiting for rank 0 at 127.0.0.1\n",
+}
+
+
+@pytest.mark.parametrize("rank", WAITS)
+def test_a_rank_says_for_whom_it_waits_and_is_interrupted_at_once(rank: str, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(IMPATIENT)
+    shell = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PTY_PORT": "40000", "MASTER_PORT": str(free_port())}
+    process = Warm(tmp_path / "rank.py", env=ONE_HOST | shell | {"RANK": rank})
+    assert process.stdout.readline().startswith(WAITS[rank])
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert "KeyboardInterrupt" in process.communicate(60)[0] and time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1", "0.0.0.0"])

@@ -285,3 +285,13 @@ def test_a_plan_of_months_is_a_warning(shards_folder: Path, tmp_path: Path, caps
     steps = ("optim.steps=100000000",)
     assert main(options(shards_folder, preset="base", output=tmp_path / "run", set=steps, forecast="v100")) == 0
     assert "WARNING: optim.steps: the run would take" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_dry_run_names_the_tasks_that_a_run_in_this_shell_would_wait_for(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "40000"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(RunOptions(preset="tiny", data=(shards_folder,), dry_run=True, output=tmp_path / "run")) == 0
+    said = capsys.readouterr().out
+    assert "no problem was found" not in said and "one of 4 tasks of its Slurm step, and a run started in it" in said
