@@ -12,6 +12,7 @@ import numpy as np
 from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError
 from pretrain.analysis.run_history import Log, read_log, value_of
+from pretrain.data.remote import url_of
 from pretrain.data.shards import open_shards
 from pretrain.training.run_folder import flat, read_run
 from pretrain.training.run_log import RECORDS
@@ -100,19 +101,23 @@ class Symptoms:
 
     @cached_property
     def text(self) -> Text:
-        """Statistics of the sequences that the run read first; of remote shards, only those in the local cache."""
+        """Statistics of the sequences that the run read first; shards behind a URL are not opened."""
         description = self.description
+        if urls := [url for name in description.data if (url := url_of(Path(name)))]:
+            raise SkippedCheck(f"checks of the text: {', '.join(urls)} is not opened, as no network is used here")
         try:
             window = self.run.shards_per_window
             shards = open_shards(*map(Path, description.data), weights=description.data_weights, window=window)
             index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
-            index_B = index_B[shards.is_here(index_B)]
-            if not len(index_B):
-                raise SkippedCheck("checks of the text: none of it is in this machine's cache")
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = SubwordTokenizer.load(self.folder / "tokenizer")
         except ConfigError:
             raise SkippedCheck(f"checks of the text: {', '.join(description.data)} cannot be read from here") from None
+        if words.sha256() != shards.manifest.tokenizer_sha256:
+            raise SkippedCheck(
+                f"checks of the text: {self.folder / 'tokenizer'} is not the tokenizer of {shards.names[0]}; restore it"
+                " from there"
+            )
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked
         pieces = counts_V.sum()
         shares_V = counts_V[counts_V > 0] / pieces

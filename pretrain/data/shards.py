@@ -212,11 +212,6 @@ class Shards:
         self._require_sound(index_B, ids_BL, masked_XBL, lengths_B)
         return ids_BL, masked_XBL, lengths_B
 
-    def is_here(self, index_B: np.ndarray) -> np.ndarray:
-        """True for sequences whose shard is on this machine, bool [B]."""
-        here = [copy is None or copy.is_complete() for copy in self._copies]
-        return np.array(here)[self._shard_of(index_B)]
-
     def _by_shard(self, index_B: np.ndarray) -> "Iterator[tuple[_MappedShard, np.ndarray, np.ndarray]]":
         """Yields each shard with any of the sequences, with their indices in the shard and their rows in the batch."""
         shard_B = self._shard_of(index_B)

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import entropy
 
 from data_prep.tokens import open_tokenizer
-from pretrain.analysis.symptoms import RECENT, Symptoms
+from pretrain.analysis.symptoms import RECENT, SkippedCheck, Symptoms
 from pretrain.data.shards import Shards
 from pretrain.presets import PRESETS
 from pretrain.training.run_folder import describe, write_run
@@ -53,3 +53,19 @@ def test_the_sample_of_the_text_is_counted_word_piece_by_word_piece(run: Symptom
     assert run.text.unknown_share == pytest.approx(pieces.count("[UNK]") / len(pieces))
     assert run.text.unigram_entropy == pytest.approx(entropy(counts))
     assert run.text.steps == -(-len(index) // run.run.batch_size)
+
+
+def test_shards_behind_a_url_are_named_and_not_opened(run: Symptoms, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://user:secret@127.0.0.1:9/shards"
+    monkeypatch.setattr(run, "description", run.description.model_copy(update={"data": ("data/own", url)}))
+    with pytest.raises(SkippedCheck, match=r"checks of the text: http://127\.0\.0\.1:9/shards is not opened"):
+        _ = run.text
+
+
+def test_a_tokenizer_that_is_not_the_datas_is_named(run: Symptoms) -> None:
+    shorter = open_tokenizer(str(run.folder / "tokenizer")).tokens[:200]
+    for path in (run.folder / "tokenizer").iterdir():
+        path.unlink()
+    (run.folder / "tokenizer" / "vocab.txt").write_text("\n".join(shorter) + "\n")
+    with pytest.raises(SkippedCheck, match=rf"{run.folder}/tokenizer is not the tokenizer of .*; restore it"):
+        _ = run.text

@@ -172,17 +172,6 @@ def test_a_cache_whose_server_is_gone_holds_up_no_other_cache(
     assert equal(read(Path(server.url), 4), read(many, 4))
 
 
-def test_the_sequences_on_this_machine_are_known_without_fetching_any(
-    many: Path, server: RangeServer, cache: ShardCache
-) -> None:
-    shards, own = open_shards(Path(server.url), window=WINDOW), open_shards(many)
-    everything = np.arange(len(shards))
-    assert not shards.is_here(everything).any() and own.is_here(everything).all()
-    shards.read(everything[:1], np.zeros(1, int))
-    assert shards.is_here(everything).sum() == shards.manifest.shards[0].sequences
-    assert stored() == shards.manifest.shards[0].size
-
-
 def test_held_out_shards_are_fetched_too_and_need_not_exist(many: Path, server: RangeServer, cache: ShardCache) -> None:
     ours, theirs = open_held_out(Path(server.url)), open_held_out(many)
     assert ours and theirs
