@@ -1,6 +1,7 @@
 """The model card of an export, `README.md` in its folder: the model, its training settings and its scores."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ TASKS = {
     "AutoModelForMaskedLM": "fill-mask",
 }
 """Pipeline tag on Hugging Face's hub, by model class."""
+LICENSE = re.compile(r"\A---\n(?:(?!---).*\n)*?license: *([\w.-]+)\n")
+"""The license in the header of a model card."""
 SCORES = {
     "mlm_loss": "MLM cross-entropy, nats per masked position",
     "mlm_accuracy": "MLM accuracy",
@@ -127,6 +130,12 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
     auto = f"AutoModelFor{auto.partition('For')[2]}"
     scores = _scores(run, step, isinstance(config.objective, PredictionConfig)) if average == 1 else {}
     mean = f" The weights are the mean of {average} checkpoints up to this step." if average > 1 else ""
+    sources = {
+        Path(name).name if Path(name).exists() or name.count("/") != 1 else name: _license(Path(name) / "README.md")
+        for name in description.init_from
+    }
+    base = f"base_model: {json.dumps([*sources])}\n" if sources else ""
+    start = f" It started from {' and '.join(f'`{name}`{its}' for name, its in sources.items())}." if sources else ""
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
     data = ", ".join(f"`{Path(folder).name}`" for folder in description.data)
     versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
@@ -135,14 +144,14 @@ language: {language}
 license: {license}
 library_name: transformers
 pipeline_tag: {TASKS[auto]}
-tags: [electra, {config.objective.name}]
+{base}tags: [{", ".join(dict.fromkeys(("electra", config.objective.name)))}]
 ---
 
 # {trained.title}
 
 Pre-trained for {step:,} of {config.optim.steps:,} steps of {config.batch_size} sequences of at most \
 {description.seq_length} word pieces, on {data} (manifest {description.data_sha256[:12]}), \
-after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).{mean}
+after "Learning to Sample Replacements for ELECTRA Pre-Training" (Hao et al., Findings of ACL 2021).{start}{mean}
 
 ```python
 import torch
@@ -165,6 +174,12 @@ It loads with transformers 5.23 or later.{CARRIES if code else ""}
 
 Made with {versions}.
 """
+
+
+def _license(card: Path) -> str:
+    """Returns the license that a model card names, in words; empty if there is none."""
+    found = card.is_file() and LICENSE.search(card.read_text("utf-8", "replace"))
+    return f" (license {found[1]})" if found else ""
 
 
 def _likelihood(description: RunDescription, code: str) -> str:

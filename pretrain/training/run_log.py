@@ -29,7 +29,7 @@ SHOWN = {
     "skipped": "skipped {skipped}",
     "slowest_rank_seconds": "slowest rank {slowest_rank} {slowest_rank_seconds}/{median_rank_seconds} s",
 }
-"""The metrics shown, in this order, each only if the record has a non-zero value."""
+"""The metrics shown, in this order, each only if the record has a non-zero value; an accuracy of 0 is shown."""
 FIRST_TO_GO = (
     *("learning_rate", "sampler_loss", "generator_loss", "gradient_norm", "tokens_per_second", "accuracy_masked"),
     *("discriminator_loss", "slowest_rank_seconds", "skipped"),
@@ -123,9 +123,15 @@ def log_line(step: int, total_steps: int, values: Mapping[str, Any], ending: str
     texts = {name: str(value) for name, value in values.items()}
     for name, value in values.items():
         if isinstance(value, float):
-            texts[name] = f"{value:.3f}" if 1e-2 <= abs(value) < 1e3 else f"{value:.1e}".replace("e-0", "e-")
+            texts[name] = (
+                f"{value:.3f}" if 1e-2 <= abs(value) < 1e3 or not value else f"{value:.1e}".replace("e-0", "e-")
+            )
     texts["tokens_per_second"] = tqdm.format_sizeof(values.get("tokens_per_second", 0))
-    shown = {name: template.format_map(texts) for name, template in SHOWN.items() if values.get(name)}
+    shown = {
+        name: template.format_map(texts)
+        for name, template in SHOWN.items()
+        if values.get(name) or (name == "accuracy_masked" and name in values)
+    }
     if values.get("median_rank_seconds", 0) >= (1 - MOST_WAITING) * values.get("slowest_rank_seconds", 0):
         shown.pop("slowest_rank_seconds", None)
     waiting_to_go = iter(FIRST_TO_GO)

@@ -31,7 +31,8 @@ def test_the_card_has_every_setting_of_the_run_and_no_local_path(
     for section in ("model", "objective", "optim"):
         for name, value in getattr(run, section).model_dump(mode="json").items():
             assert f"| {section}.{name} | {value} |" in card
-    assert f"# {trained.title}\n" in card and f"tags: [electra, {objective}]" in card
+    assert f"# {trained.title}\n" in card
+    assert f"tags: [electra, {objective}]\n".replace(", electra]", "]") in card and "base_model" not in card
     assert "7 of 2,000 steps of 64 sequences" in card
     assert str(Path(description.data[0]).parent) not in card
     assert "None were taken." in card
@@ -49,3 +50,15 @@ def test_scores_belong_to_the_exported_step_and_evaluations_take_precedence(
     card = model_card(tmp_path, description, 10, "en", "mit")
     assert "| detection accuracy, all positions | 0.8000 |" in card
     assert "| detection AUC, all positions | 0.7500 |" in card
+
+
+def test_the_card_names_the_models_that_the_run_started_from_and_their_licenses(
+    description: RunDescription, tmp_path: Path
+) -> None:
+    (tmp_path / "MiniLM").mkdir()
+    (tmp_path / "MiniLM" / "README.md").write_text("---\ntags: [a]\nlicense: apache-2.0\n---\n\nlicense: none\n")
+    names = (str(tmp_path / "MiniLM"), "google/electra-base-discriminator")
+    card = model_card(tmp_path, description.model_copy(update={"init_from": names}), 7, "en", "mit")
+    assert "license: mit\n" in card and 'base_model: ["MiniLM", "google/electra-base-discriminator"]\n' in card
+    assert " It started from `MiniLM` (license apache-2.0) and `google/electra-base-discriminator`." in card
+    assert str(tmp_path) not in card

@@ -151,6 +151,11 @@ def test_skipped_steps_and_a_slow_rank_are_shown_if_there_are_any() -> None:
     assert "  skipped 3  slowest rank 3 1.210/0.600 s  " in line and len(line) <= WIDTH
 
 
+def test_an_accuracy_of_zero_is_shown() -> None:
+    assert "  acc 0.000  " in log_line(1, 10, ALL | {"accuracy_masked": 0.0}, LEFT)
+    assert "acc" not in log_line(1, 10, {"generator_loss": 2.0}, LEFT)
+
+
 def test_a_line_that_would_be_too_long_omits_the_learning_rate_first() -> None:
     line = log_line(999_999, 1_000_000, ALL | {"skipped": 3}, LEFT)
     assert "lr" not in line and "L_G 2.345  L_S" in line and "skipped 3" in line
