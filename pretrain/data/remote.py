@@ -97,7 +97,8 @@ class RemoteFolder:
         content = self._read(MANIFEST_NAME, patience=PATIENCE)
         self.local = cache_folder() / hashlib.sha256(content).hexdigest()[:16]
         make_folder(self.local / TOKENIZER_NAME)
-        with waited_for(lambda: str(holder(self.local / LOCK)), lambda: Lock(self.local / LOCK, patience=inf)):
+        lock = self.local / LOCK
+        with waited_for(lambda: holder(lock) or str(lock), lambda: Lock(lock, patience=inf)):
             write_if_other(self.local / MANIFEST_NAME, content)
             for name, digest in load_manifest(self.local).tokenizer_files.items():
                 path = self.local / TOKENIZER_NAME / name

@@ -127,8 +127,10 @@ def _meet(rank: int, world_size: int) -> Store:
 
 
 def _absent(store: Store, world_size: int) -> str:
-    """Names the ranks that have not come to the store yet, eight at most."""
+    """Describes the ranks that have not come to the store yet, the first eight by name."""
     absent = [name for name in map("rank {}".format, range(world_size)) if not store.check([name])]
+    if not absent:
+        return "connections between the ranks, all of which have started"
     return "; ".join((f"{len(absent)} of {world_size} ranks: {', '.join(absent[:8])}", *missing_tasks()))
 
 

@@ -78,9 +78,9 @@ def test_only_a_shell_of_srun_with_several_tasks_lacks_the_others(monkeypatch: p
         monkeypatch.setenv(name, value)
     (warning,) = missing_tasks()
     assert "one of 6 tasks of its Slurm step" in warning and "--ntasks=1" in warning
-    for name, value in (("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PTY_PORT", None), ("TORCHELASTIC_RUN_ID", "7")):
+    for name, other in (("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PTY_PORT", None), ("TORCHELASTIC_RUN_ID", "7")):
         with monkeypatch.context() as changed:
-            changed.setenv(name, value) if value else changed.delenv(name)
+            changed.setenv(name, other) if other else changed.delenv(name)
             assert [*missing_tasks()] == []
 
 
