@@ -255,7 +255,7 @@ def choose_file(options: RunOptions, started: RunDescription | None, target: Tar
 
 def mismatches(options: RunOptions, run: RunConfig, shards: Shards) -> Iterator[str]:
     """Yields a problem if the sequences are longer than the model's table of positions, if they have too few mask
-    copies, or if the state of Adam in --init_from does not apply to this run's parameters.
+    copies, or if the optimizer's state in --init_from does not apply to this run.
     """
     length, copies = shards.manifest.seq_length, shards.manifest.mask_copies
     together, needed = copies % COPIES_PER_SHUFFLE or COPIES_PER_SHUFFLE, ceil(round(run.mask_rate / MASK_RATE, 6))
@@ -282,6 +282,12 @@ def mismatches(options: RunOptions, run: RunConfig, shards: Shards) -> Iterator[
                 "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or"
                 " nes in both: with gdes, embeddings are sums, and the moments of a sum do not apply to its parts;"
                 " leave --keep_optimizer out"
+            )
+        if before.optim.muon and not run.optim.muon:
+            yield (
+                "keep_optimizer: got optim.muon true in the run of --init_from and false here, expected it in both:"
+                " Muon keeps no second moment of the layers' matrices, by which AdamW would divide; add --set"
+                " optim.muon=true, or leave --keep_optimizer out"
             )
 
 

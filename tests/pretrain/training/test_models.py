@@ -47,8 +47,9 @@ def run_of(shards_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Obj
     which one overflowed; with `tokens`, the run knows only so many of the data's.
     """
 
-    def write(objective: str, tokens: int = 300, preset: str = "tiny") -> tuple[Path, Objective]:
-        run = with_overrides(with_objective(PRESETS[preset], objective), ["seed=5"])
+    def write(objective: str, tokens: int = 300, preset: str = "tiny", muon: bool = False) -> tuple[Path, Objective]:
+        settings = ["seed=5", f"optim.muon={str(muon).lower()}"]
+        run = with_overrides(with_objective(PRESETS[preset], objective), settings)
         description = describe(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
         model = build_model(description)
         weights, *moments = (
@@ -169,6 +170,19 @@ def test_a_kept_optimizer_is_bitwise_the_runs_but_for_its_loss_scale(
     ):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("before", "now"), [(False, True), (True, True), (True, False)])
+def test_muons_state_is_refused_under_adamw_as_it_has_no_second_moments_and_adamws_is_kept_under_muon(
+    before: bool, now: bool, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, given = run_of("hp_loss", muon=before)[0], {"set": (f"optim.muon={str(now).lower()}",)}
+    if now:
+        ours, theirs = (state.moments["exp_avg"] for state in kept_from(shards_folder, run, **given))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    else:
+        with pytest.raises(ConfigError, match=r"^keep_optimizer: got optim\.muon true .*; add --set optim\.muon=true"):
+            kept_from(shards_folder, run, **given)
 
 
 def test_moments_of_added_positions_repeat_as_the_positions_do(
