@@ -23,7 +23,7 @@ from pretrain.engine.checkpoint import Checkpoint
 from pretrain.method.electra import Detection
 from pretrain.model import cpu_ops
 from pretrain.training.models import choose_checkpoints, load_checkpoint
-from pretrain.training.run_folder import RunDescription, read_run, write_json
+from pretrain.training.run_folder import RunDescription, data_of, read_run, write_json
 
 
 class HeldOut(NamedTuple):
@@ -90,10 +90,10 @@ def open_matching(folder: Path | None, description: RunDescription) -> Shards:
     """Opens the shards to evaluate on, by default the held-out part of the run's data.
 
     Raises:
-        ConfigError: there are no such shards, their tokenizer is not the run's, or their sequences are too long for
-            the run's model.
+        ConfigError: there are no such shards, the run's data is no longer what it was trained on, their tokenizer is
+            not the run's, or their sequences are too long for the run's model.
     """
-    shards = Shards(folder) if folder else open_held_out(*map(Path, description.data))
+    shards = Shards(folder) if folder else open_held_out(*data_of(description))
     if shards is None:
         raise ConfigError(
             f"data: no held-out shards in {', '.join(description.data)}; choose a folder with --data, or build the"

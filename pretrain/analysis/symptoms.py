@@ -14,7 +14,7 @@ from foundation.config import ConfigError
 from pretrain.analysis.run_history import Log, read_log, value_of
 from pretrain.data.remote import url_of
 from pretrain.data.shards import open_shards
-from pretrain.training.run_folder import flat, read_run
+from pretrain.training.run_folder import data_of, flat, read_run
 from pretrain.training.run_log import RECORDS
 
 RECENT = 5
@@ -107,12 +107,12 @@ class Symptoms:
             raise SkippedCheck(f"checks of the text: {', '.join(urls)} is not opened, as no network is used here")
         try:
             window = self.run.shards_per_window
-            shards = open_shards(*map(Path, description.data), weights=description.data_weights, window=window)
+            shards = open_shards(*data_of(description), weights=description.data_weights, window=window)
             index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = SubwordTokenizer.load(self.folder / "tokenizer")
-        except ConfigError:
-            raise SkippedCheck(f"checks of the text: {', '.join(description.data)} cannot be read from here") from None
+        except (ConfigError, OSError) as error:
+            raise SkippedCheck(f"checks of the text: {error}") from None
         if words.sha256() != shards.manifest.tokenizer_sha256:
             raise SkippedCheck(
                 f"checks of the text: {self.folder / 'tokenizer'} is not the tokenizer of {shards.names[0]}; restore it"

@@ -15,7 +15,7 @@ Shape letters: B batch, L length, C mask copies, X any shape.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from math import isfinite
@@ -109,10 +109,6 @@ class Shards:
         """Each folder with its number of sequences and its share of the samples."""
         shares = (share / sum(self.shares) for share in self.shares)
         return list(zip(self.names, self.sizes, shares, strict=True))
-
-    def sha256(self) -> str:
-        """Returns the checksum of the folders' manifests, which hold the checksum of every shard."""
-        return hashlib.sha256(b"".join((folder / MANIFEST_NAME).read_bytes() for folder in self.folders)).hexdigest()
 
     def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns sequence and epoch of each of the samples, int64 [B]; a folder's epoch has each sequence once."""
@@ -364,6 +360,11 @@ def _require_one_build(folder: Path, manifest: Manifest, of_shards: bool) -> Non
         raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
     if not any(shard.sequences for shard in manifest.shards):
         raise ConfigError(f"data: {folder} has no sequences; build it from more text")
+
+
+def manifests_sha256(folders: Iterable[Path]) -> str:
+    """Returns the checksum of the manifests of local folders, which hold the checksum of every shard."""
+    return hashlib.sha256(b"".join((folder / MANIFEST_NAME).read_bytes() for folder in folders)).hexdigest()
 
 
 def open_shards(*folders: Path, weights: Sequence[float] = (), window: int = 0) -> Shards:

@@ -16,7 +16,7 @@ from pretrain.huggingface.init_from import PER_TOKEN, Donor, Donors, find_models
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.model.encoder import Stack
-from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, read_run
+from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, data_of, read_run
 
 
 def build_model(description: RunDescription) -> Objective:
@@ -25,7 +25,7 @@ def build_model(description: RunDescription) -> Objective:
     torch.manual_seed(run.seed)
     trained = objective_class(run.objective.name)
     model = trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
-    model.text = lambda: open_shards(*map(Path, description.data), weights=description.data_weights)
+    model.text = lambda: open_shards(*data_of(description), weights=description.data_weights)
     return model
 
 

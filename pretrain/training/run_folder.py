@@ -27,7 +27,7 @@ from foundation.files import make_folder, read_object, write_atomically
 from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder
-from pretrain.data.shards import Shards
+from pretrain.data.shards import Shards, manifests_sha256
 from pretrain.job.rank_log import read_records
 from pretrain.method.registry import LOADED, Origin
 
@@ -126,7 +126,7 @@ def describe(
         sampler=LOADED[run.objective.name].origin if run.objective.name in LOADED else None,
         data=shards.names,
         data_weights=data_weights,
-        data_sha256=shards.sha256(),
+        data_sha256=manifests_sha256(shards.folders),
         tokenizer_sha256=manifest.tokenizer_sha256,
         seq_length=manifest.seq_length,
         one_segment=shards.one_segment,
@@ -256,6 +256,22 @@ def read_run(folder: Path) -> RunDescription:
             f"run: cannot read {path} ({error.strerror}); expected a folder written by pretrain/run.py"
         ) from None
     return RunDescription.from_values(values, str(path))
+
+
+def data_of(description: RunDescription) -> tuple[Path, ...]:
+    """Returns the folders or URLs of a run's shards, for whatever reads them once the run has started.
+
+    Raises:
+        ConfigError: there are other shards now than those that the run was started with.
+        OSError: they cannot be read.
+    """
+    folders = tuple(map(Path, description.data))
+    if manifests_sha256(map(local_folder, folders)) != description.data_sha256:
+        raise ConfigError(
+            f"data: {', '.join(description.data)} has other shards than the run was started with, and the run may have"
+            " seen their text; restore those shards, or, where the command has --data, name held-out ones"
+        )
+    return folders
 
 
 def write_json(path: Path, value: object) -> None:

@@ -1,11 +1,19 @@
 """Claims about the input and output of an evaluation; whole evaluations are in tests/pretrain/test_evaluate.py."""
 
+import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
-from pretrain.analysis.evaluation import HeldOut, one_line
+from foundation.config import ConfigError
+from pretrain.analysis.evaluation import HeldOut, one_line, open_matching
+from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.data.shards import Shards
+from pretrain.presets import TINY
+from pretrain.training.models import build_model
+from pretrain.training.run_folder import describe, write_run
+from pretrain.training.run_log import RunLog
 
 
 def test_the_first_sequences_are_read_in_order_for_any_batch_size(shards_folder: Path) -> None:
@@ -25,3 +33,28 @@ def test_the_summary_line_names_the_existing_correlations() -> None:
     line = one_line(result | {"estimate_correlation": {"original": None, "replaced": 0.61, "all": 0.64}})
     assert line.endswith("replaced share 0.750; correlation of the estimate replaced 0.610, all 0.640")
     assert one_line(result | {"estimate_correlation": {"all": None}}).endswith("replaced share 0.750")
+
+
+def test_no_reader_of_a_runs_data_takes_other_shards_at_its_path_where_the_held_out_text_was_trained_on(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    data = shutil.copytree(shards_folder, tmp_path / "shards")
+    description = describe(TINY, Shards(data))
+    write_run(tmp_path / "run", description, {})
+    log = RunLog(tmp_path / "run", step=0, total_steps=1)
+    log.write("train", 1, {})
+    log.close()
+    readers = (
+        lambda: open_matching(None, description),
+        lambda: build_model(description).text(),
+        lambda: Symptoms(tmp_path / "run").text,
+    )
+    for read in readers:
+        read()
+    data.rename(tmp_path / "before")
+    shutil.copytree(shards_folder / "held_out", data)
+    shutil.copytree(shards_folder, data / "held_out", ignore=shutil.ignore_patterns("held_out"))
+    for read in readers:
+        with pytest.raises((ConfigError, SkippedCheck), match=f"data: {data} has other shards than the run"):
+            read()
+    assert open_matching(shards_folder / "held_out", description)
