@@ -1,21 +1,24 @@
 """The objectives by name: the paper's four, and samplers in other files.
 
 Your own sampler is a class in any file: `--objective FILE.py:CLASS` or `--objective package.module:CLASS`. Only a
-file named so on the command line is ever run. Its run records the file's SHA-256 and keeps a copy, which is not run.
+file named so on the command line is ever run. Its run records the SHA-256 of the file and of those that it imports, and
+keeps a copy, which is not run.
 """
 
+import ast
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import sys
 import traceback
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator
-from pydantic_core import PydanticUndefined
 
 from foundation.config import StrictConfig, one_of, shown
 from foundation.files import read_file
@@ -32,6 +35,10 @@ BUILT_IN = {
 """Class of each of the paper's objectives, imported only on use, so that `--help` needs the names but not torch."""
 
 
+SHARED = {*sys.stdlib_module_names, "foundation", "data_prep", "pretrain", "finetune"}
+"""Modules that are not a sampler's own, besides installed ones: Python's and this project's."""
+
+
 class Origin(StrictConfig):
     """Where the class of a sampler comes from."""
 
@@ -39,7 +46,7 @@ class Origin(StrictConfig):
     objective: str
     """The option's value: FILE.py:CLASS or package.module:CLASS."""
     sha256: str
-    """Checksum of the file."""
+    """Checksum of `LoadedSampler.source`."""
 
     def require_loaded(self) -> None:
         """Refuses the sampler of a run unless the command line names the very file that the run was started with.
@@ -56,7 +63,7 @@ class Origin(StrictConfig):
         if here.sha256 != self.sha256:
             raise ValueError(
                 f"objective: the run was started with a file of SHA-256 {self.sha256}, but {here.objective} has"
-                f" {here.sha256}; name the unchanged file, of which the run folder holds a copy"
+                f" {here.sha256}, with the files that it imports; restore them from the copy in the run folder"
             )
 
 
@@ -66,7 +73,7 @@ class LoadedSampler(NamedTuple):
     kind: "type[Objective]"
     origin: Origin
     source: bytes
-    """Content of its file."""
+    """Content of its file, followed by that of the modules that it imports, each after its name."""
 
 
 LOADED: dict[str, LoadedSampler] = {}
@@ -100,6 +107,8 @@ def load_objective(given: str) -> str:
             f"got {shown(given)}, {one_of(given, BUILT_IN)}, or a sampler of your own as FILE.py:CLASS or"
             " package.module:CLASS"
         )
+    from pretrain.method.objective import Cost, Objective, ObjectiveConfig  # imports torch
+
     source = read_file(Path(place), "objective", "a file of Python") if place.endswith(".py") else b""
     try:
         if place.endswith(".py"):
@@ -107,27 +116,50 @@ def load_objective(given: str) -> str:
         else:
             module = importlib.import_module(place)
             source = Path(inspect.getfile(module)).read_bytes()
-    except Exception as error:
+        kind: Any = getattr(module, class_name, None)
+        config: Any = getattr(kind, "Config", None)
+        fits = (
+            (isinstance(kind, type) and issubclass(kind, Objective) and not inspect.isabstract(kind))
+            and (isinstance(config, type) and issubclass(config, ObjectiveConfig))
+            and not any(field.is_required() for field in config.model_fields.values())
+            and isinstance(config.from_values({}).cost, Cost)
+        )
+        imported = own_imports(source, module.__package__ or "", {})
+    except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
         where = f"line {lines[-1]} of {shown(place)}" if lines else shown(place)
         why = shown(f"{type(error).__name__}: {error}")[1:-1]
         raise ValueError(f"got {shown(given)}, but {where} fails: {why}; fix it, or name another sampler") from None
-    from pretrain.method.objective import Objective  # imports torch
-
-    kind: Any = getattr(module, class_name, None)
-    if (
-        not (isinstance(kind, type) and issubclass(kind, Objective))
-        or inspect.isabstract(kind)
-        or (name := kind.Config.model_fields["name"].default) in (*BUILT_IN, PydanticUndefined)
-    ):
+    if not fits or (name := config.model_fields["name"].default) in BUILT_IN:
         raise ValueError(
             f"got {shown(given)}, expected a class derived from pretrain.method.electra.Sampler or another objective,"
-            f' whose Config has `name: Literal["..."] = "..."` with a name other than {", ".join(BUILT_IN)}'
+            " whose Config, derived from its parent's, has a default for every setting, a cost of type Cost, and"
+            f' `name: Literal["..."] = "..."` with a name other than {", ".join(BUILT_IN)}'
         )
+    source += b"".join(f"\n# {module_name}\n".encode() + content for module_name, content in imported.items())
     LOADED[name] = LoadedSampler(
         kind, Origin(name=name, objective=given, sha256=hashlib.sha256(source).hexdigest()), source
     )
     return name
+
+
+def own_imports(source: bytes, package: str, found: dict[str, bytes]) -> dict[str, bytes]:
+    """Returns `found` with the content, by name, of each module that a file of this package imports, and of those that
+    they import in turn; leaves out modules that are installed or `SHARED`.
+    """
+    for node in ast.walk(ast.parse(source)):
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            place = "." * getattr(node, "level", 0) + (getattr(node, "module", "") or "")
+            with suppress(ImportError, ValueError):  # an attribute of a module, or a module that does not exist
+                whole = f"{importlib.util.resolve_name(place, package)}.{alias.name}".strip(".")
+                for name in accumulate(whole.split("."), "{}.{}".format):
+                    spec = None if name.partition(".")[0] in SHARED else importlib.util.find_spec(name)
+                    if spec is None or {"site-packages", "dist-packages"} & {*Path(spec.origin or "").parts}:
+                        break
+                    if name not in found and str(spec.origin).endswith(".py"):
+                        found[name] = Path(str(spec.origin)).read_bytes()
+                        own_imports(found[name], spec.parent or "", found)
+    return found
 
 
 def _run_file(path: Path, source: bytes) -> ModuleType:

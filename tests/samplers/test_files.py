@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from pretrain.huggingface.folders import load_encoder
-from pretrain.method.registry import LOADED, load_objective
+from pretrain.method.registry import LOADED, LoadedSampler, load_objective
 from tests.conftest import REPOSITORY
 from tests.warm import run
 
@@ -153,6 +154,22 @@ def test_the_guides_sampler_does_what_the_guide_says(shards_folder: Path, tmp_pa
     assert AutoModelForPreTraining.from_pretrained(exported, trust_remote_code=True).config.vocab_size == 300
 
 
+OWN = """
+from foundation.config import StrictConfig
+from pretrain.method.electra import Electra
+
+class A(Electra):
+    class Config(Electra.Config):
+        {config}
+"""
+WITHOUT_CONFIG = """
+from pretrain.method.objective import Objective
+
+class A(Objective):
+    forward = encoders = None
+"""
+
+
 @pytest.mark.parametrize(
     ("file", "given", "message"),
     [
@@ -164,6 +181,14 @@ def test_the_guides_sampler_does_what_the_guide_says(shards_folder: Path, tmp_pa
         ("class A: pass", "own.py:A", "expected a class derived from"),
         ("from pretrain.method.electra import Electra as A", "own.py:A", "a name other than hp_loss, hp_dist"),
         ("from pretrain.method.electra import Sampler as A", "own.py:A", "expected a class derived from"),
+        ("import sys\nsys.exit(0)", "own.py:A", "line 2 of 'own.py' fails: SystemExit: 0"),
+        (OWN.format(config="pass"), "own.py:A", "a name other than hp_loss, hp_dist"),
+        (WITHOUT_CONFIG, "own.py:A", "whose Config, derived from its parent's"),
+        (OWN.replace("(Electra.Config)", "").format(config="name = 'a'"), "own.py:A", "whose Config, derived from its"),
+        (OWN.replace("Electra.Config", "StrictConfig").format(config="k: int = 1"), "own.py:A", "whose Config, der"),
+        (OWN.format(config="name: str = 'a'; k: int"), "own.py:A", "has a default for every setting"),
+        (OWN.format(config="name: str = 'a'\n        cost = property(lambda _: {}[1])"), "own.py:A", "KeyError: 1"),
+        (OWN.format(config="name: str = 'a'\n        cost = property(lambda _: 1)"), "own.py:A", "a cost of type Cost"),
     ],
 )
 def test_a_file_that_is_no_sampler_is_refused_by_name(
@@ -174,3 +199,37 @@ def test_a_file_that_is_no_sampler_is_refused_by_name(
         (tmp_path / "own.py").write_text(file)
     with pytest.raises(ValueError, match=re.escape(message)):
         load_objective(given)
+
+
+def test_a_file_is_known_by_all_that_it_imports_and_that_is_its_own_and_the_run_keeps_a_copy_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the way of the import, also behind an export from another file, and in any order of loading."""
+    package = tmp_path / "of_samplers"  # without an __init__.py
+    package.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    sampler = OWN.format(config="name: str = 'of_files'\n        k: int = K")
+    files = {
+        package / "sizes.py": "K = 3\n",
+        package / "late.py": "LATE = 1\n",
+        package / "real.py": f"import json, numpy as np\nfrom .sizes import K\nimport pretrain.config\n{sampler}",
+        tmp_path / "own.py": "from of_samplers.real import A\n\n\ndef later():\n    import of_samplers.late\n",
+    }
+    for path, text in files.items():
+        path.write_text(text)
+
+    def loaded() -> LoadedSampler:
+        for name in [name for name in sys.modules if name.startswith("of_samplers")]:
+            del sys.modules[name]
+        return LOADED[load_objective(f"{tmp_path / 'own.py'}:A")]
+
+    before = loaded()
+    assert all(text.encode() in before.source for text in files.values())
+    assert before.source.startswith(files[tmp_path / "own.py"].encode()) and b"def array" not in before.source
+    assert before.origin.sha256 == loaded().origin.sha256 == hashlib.sha256(before.source).hexdigest()
+    for path, text in files.items():
+        path.write_text(text + "# changed\n")
+        loaded()
+        with pytest.raises(ValueError, match="restore them from the copy in the run folder"):
+            before.origin.require_loaded()
+        path.write_text(text)
