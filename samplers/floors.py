@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Detection, DetectionConfig, Electra
@@ -47,12 +48,22 @@ class Floor(Detection):
 
     @cached_property
     def p_V(self) -> Tensor:
-        """The distribution over the vocabulary; the first use reads the run's shards."""
+        """The distribution over the vocabulary; the first use reads the run's shards.
+
+        Raises:
+            ConfigError: no token has a weight, or one has an invalid weight.
+        """
         text = self.text()
         weights_V = self.weigh(text).astype(np.float64)
         weights_V[list(text.manifest.special_tokens.model_dump().values())] = 0
+        if not (weights_V >= 0).all() or not 0 < (total := weights_V.sum()) < np.inf:
+            raise ConfigError(
+                f"objective: {self.objective.name} cannot draw by its weights for {', '.join(text.names)}: expected"
+                " finite ones, none negative, and one above 0 for a token that is not special, as [UNK] is; build the"
+                " shards with a vocabulary that fits the text"
+            )
         device = next(self.parameters()).device
-        return torch.from_numpy(weights_V / weights_V.sum()).float().to(device)
+        return torch.from_numpy(weights_V / total).float().to(device)
 
     def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
         """Returns the distribution as the prediction at every masked position, without hidden states."""

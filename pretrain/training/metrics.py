@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foundation.config import ConfigError
 from foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
 from pretrain.job.processes import World
@@ -31,6 +32,7 @@ SUMS = (
     "detected",
     "suspected",
     "found",
+    "undefined",
 )
 
 
@@ -40,6 +42,9 @@ def summary(vector: Tensor) -> dict[str, float]:
     `replace_rate` is the replaced share of masked positions, `replaced_share` of all positions: the base rate of
     detection. `discriminator_entropy` is the entropy of `replaced_share`: the loss of always predicting the base rate.
     `precision` and `recall` are for the class "replaced", and 0 if their denominator is 0.
+
+    Raises:
+        ConfigError: a replacement was drawn from weights that are no distribution.
     """
     sums: Mapping[str, float] = dict(zip(SUMS, vector.tolist(), strict=True))
     masked, tokens = max(sums["masked"], 1.0), max(sums["tokens"], 1.0)
@@ -51,6 +56,11 @@ def summary(vector: Tensor) -> dict[str, float]:
     }
     if not sums["judged"]:
         return generator
+    if sums["undefined"]:
+        raise ConfigError(
+            f"objective: {sums['undefined']:,.0f} of {masked:,.0f} replacements were drawn by weights that are no"
+            " distribution; correct the sampler's `draw`: weights must be finite, none negative, and not all 0"
+        )
     replaced_share = sums["replaced"] / tokens
     return generator | {
         "sampler_loss": sums["sampler_loss"] / masked,
@@ -169,7 +179,11 @@ class MetricTotals:
 
 
 def _terms(batch: Batch, output: Output) -> list[Tensor]:
-    """Returns the terms to sum, in the order of `SUMS`; without a discriminator, those before `judged` only."""
+    """Returns the terms to sum, in the order of `SUMS`; without a discriminator, those before `judged` only.
+
+    Raises:
+        ConfigError: the sampler did not return one value per masked position.
+    """
     valid_BK, visible_BL = batch.masked_valid_BK, batch.attention_mask_BL
     original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
     terms = [
@@ -180,6 +194,12 @@ def _terms(batch: Batch, output: Output) -> list[Tensor]:
         (output.top_BK == original_BK) & valid_BK,
     ]
     if isinstance(output, ElectraOutput):
+        for name, part in {**output.draw._asdict(), "L_S": output.sampler_loss_BK}.items():
+            if part is not None and part.shape != valid_BK.shape:  # which might broadcast
+                raise ConfigError(
+                    f"objective: {name} of a draw has shape {[*part.shape]}, expected {[*valid_BK.shape]}, a value per"
+                    " masked position; correct the sampler's `draw`"
+                )
         suspected_BL = (output.d_BL > 0) & visible_BL
         right_BL = (suspected_BL == output.replaced_BL) & visible_BL
         terms += [
@@ -191,6 +211,7 @@ def _terms(batch: Batch, output: Output) -> list[Tensor]:
             right_BL,
             suspected_BL,
             suspected_BL & output.replaced_BL,
+            valid_BK & ~torch.stack([part for part in output.draw[1:] if part is not None]).isfinite().all(0),
         ]
     return terms
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from foundation.config import ConfigError
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
@@ -78,6 +79,17 @@ def test_the_text_is_counted_up_to_a_limit_and_the_same_for_every_seed(
     found = set(ids[ids > shards.manifest.special_tokens.mask].tolist())
     assert set(first.nonzero().flatten().tolist()) == found
     assert len(found) < np.count_nonzero(expected(shards, "unigram"))
+
+
+@pytest.mark.parametrize("weight", [0.0, np.nan, np.inf, -1.0])
+def test_weights_by_which_nothing_can_be_drawn_are_refused_such_as_those_of_unknown_tokens_alone(
+    weight: float, shards: Shards, small_batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, weights = model_of(shards, "unigram"), np.full(shards.manifest.vocab_size, weight)
+    weights[shards.manifest.special_tokens.unk] = 1000.0
+    monkeypatch.setattr(model, "weigh", lambda text: weights)
+    with pytest.raises(ConfigError, match=r"^objective: unigram cannot draw by its weights .*, as \[UNK\] is;"):
+        model(small_batch)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,9 +9,11 @@ from scipy.stats import entropy, pearsonr
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 from torch import Tensor
 
+from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.sampling import Draw
+from pretrain.method.electra import Electra, ElectraOutput, SamplerLoss, no_loss
+from pretrain.method.sampling import Draw, Prediction, draw_from
+from pretrain.model.distribution import Dense
 from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, MetricTotals, describe, histograms, summary
 from tests.pretrain.conftest import new_model
 
@@ -47,6 +49,55 @@ def test_the_summary_equals_a_plain_count_over_positions(batch: Batch, make_elec
     valid = batch.masked_valid_BK
     assert values["mlm_loss"] == pytest.approx(-output.log_p_original_BK[valid].mean().item(), rel=1e-6)
     assert values["generator_loss"] == pytest.approx(output.generator_loss_BK[valid].mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights * torch.nan,
+        lambda weights: weights / 0,
+        lambda weights: weights * 0,
+        lambda weights: -weights,
+        lambda weights: weights - weights.mean(-1, keepdim=True) / 2,
+    ],
+    ids=["NaN", "infinite", "zero", "negative", "partly negative"],
+)
+def test_replacements_from_weights_that_are_no_distribution_are_refused_where_they_are_reported(
+    change: Callable[[Tensor], Tensor], batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = make_electra(name="electra")
+
+    def draw(batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
+        q = Dense(change(prediction.p.dense().weights_XV))
+        return draw_from(q, prediction, batch.uniforms_BK), no_loss
+
+    model.draw = draw  # type: ignore[method-assign]
+    totals = MetricTotals(CPU)
+    totals.add(batch, model(batch, entropies=True), watched=True)
+    with pytest.raises(ConfigError, match=r"^objective: 5 of 5 replacements were drawn by weights that are no dist"):
+        summary(totals.sums)
+
+
+@pytest.mark.parametrize("part", ["tokens_BK", "log_p_G_BK", "log_q_BK", "log_max_q_BK", "L_S"])
+@pytest.mark.parametrize(
+    "change", [Tensor.sum, lambda part: part[0], lambda part: part[:, :1]], ids=["[]", "[K]", "[B, 1]"]
+)
+def test_a_draw_without_one_value_per_masked_position_is_refused_by_name_although_its_shape_broadcasts(
+    part: str, change: Callable[[Tensor], Tensor], batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
+    model = make_electra(name="electra")
+
+    def draw(batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
+        drawn, _ = model.draw_from_p_G(batch, prediction)
+        if part == "L_S":
+            return drawn, lambda d_BK, loss_D_BK: change(loss_D_BK)
+        return drawn._replace(**{part: change(getattr(drawn, part))}), no_loss
+
+    model.draw = draw  # type: ignore[method-assign]
+    with pytest.raises(
+        ConfigError, match=rf"^objective: {part} of a draw has shape \[.*\], expected \[3, 2\], a value"
+    ):
+        MetricTotals(CPU).add(batch, model(batch), watched=False)
 
 
 def test_sums_of_parts_equal_the_sum_of_the_whole(batch: Batch, make_electra: Callable[..., Electra]) -> None:
