@@ -127,7 +127,10 @@ def read_model(folder: Path, first_of_two: bool = False) -> Donor:
         if model_type in CONVERTED:
             return electra_weights(found, model_type)
         if modern:
-            headed = predicts or "ForTokenClassification" in str(values.get("architectures"))
+            headed = predicts or (
+                "ForTokenClassification" in str(values.get("architectures"))
+                and len(found.get("classifier.weight", ())) < 2  # several labels: a head for another task
+            )
             unfold = unfolded(found, role).items()
             found = {name: weight for name, weight in unfold if headed or name.startswith("electra.")}
         output_matrix = found.pop(OUTPUT_MATRIX, None) if predicts else None

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -127,6 +127,14 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
     return names.get(prefix, "") + name.removeprefix(prefix)
 
 
+class _Rotation(StrictConfig):
+    """Settings of one kind of layer's rotary positions."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    rope_type: Literal["default"] = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    rope_theta: float | None = Field(default=None, gt=1)
+
+
 class _Settings(StrictConfig):
     """Settings of a ModernBERT that change what it computes; all others are ignored."""
 
@@ -145,7 +153,10 @@ class _Settings(StrictConfig):
     local_rope_theta: float = Field(default=10_000.0, gt=1)
     hidden_activation: Literal["gelu"] = "gelu"
     classifier_activation: Literal["gelu"] = "gelu"
-    rope_types: tuple[Literal["default"], ...] = ()
+    rope_parameters: dict[Literal["full_attention", "sliding_attention"], _Rotation] | None = None
+    rope_scaling: None = None
+    sliding_window: int | None = Field(default=None, gt=0, le=2**19)
+    """Half of `local_attention`, in whose place transformers takes it."""
     norm_bias: Literal[False] = False
     attention_bias: Literal[False] = False
     mlp_bias: Literal[False] = False
@@ -157,18 +168,12 @@ def read_modernbert(values: Mapping[str, Any], source: str) -> ModernConfig:
     Raises:
         ConfigError: it computes what is not computed here.
     """
-    ropes, kinds = values.get("rope_parameters"), values.get("layer_types")
-    written: dict[str, Any] = {}
-    if isinstance(ropes, dict):
-        for name, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention")):
-            written[name] = ropes.get(kind, {}).get("rope_theta", values.get(name))
-        written["rope_types"] = tuple(
-            rope.get("rope_type", "default") for rope in ropes.values() if isinstance(rope, dict)
-        )
+    kinds = values.get("layer_types")
     if isinstance(kinds, list) and "full_attention" in kinds[1:]:
-        written["global_attn_every_n_layers"] = kinds.index("full_attention", 1)
-    found = _Settings.from_values({**values, **written}, source)
+        values = {**values, "global_attn_every_n_layers": kinds.index("full_attention", 1)}
     try:
+        found = _Settings.from_values(values, source)
+        bases = {kind: one.rope_theta for kind, one in (found.rope_parameters or {}).items()}
         config = ModernConfig(
             vocab_size=found.vocab_size,
             embedding_size=found.hidden_size,
@@ -179,13 +184,14 @@ def read_modernbert(values: Mapping[str, Any], source: str) -> ModernConfig:
             max_position_embeddings=found.max_position_embeddings,
             initializer_range=found.initializer_range,
             layer_norm_eps=found.norm_eps,
-            window=found.local_attention,
+            window=2 * found.sliding_window if found.sliding_window else found.local_attention,
             global_every=found.global_attn_every_n_layers,
-            global_theta=found.global_rope_theta,
-            local_theta=found.local_rope_theta,
+            global_theta=bases.get("full_attention") or found.global_rope_theta,
+            local_theta=bases.get("sliding_attention") or found.local_rope_theta,
         )
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}; correct it, or name another model") from None
+    except (ConfigError, ValueError) as error:
+        problems = error.problems if isinstance(error, ConfigError) else (f"{source}: {error}",)
+        raise ConfigError(*(f"{problem}; correct it, or name another model" for problem in problems)) from None
     if kinds is not None and kinds != layer_types(config):
         raise ConfigError(f"{source}: layer_types: expected full attention in every n-th layer, from the first on")
     return config

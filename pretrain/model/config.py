@@ -102,6 +102,8 @@ class ModelConfig(StrictConfig):
                 f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's is scaled down"
                 f" like its width, from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
             )
+        for encoder in (self.discriminator, self.generator):
+            encoder(vocab_size=1)  # raises for sizes that this kind of encoder cannot compute
         return self
 
     def discriminator(self, vocab_size: int) -> EncoderSizes:
@@ -166,6 +168,8 @@ class ModernModelConfig(ModelConfig):
     backbone: Literal["modern"] = "modern"
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of attention weights (ModernBERT: none)."""
+    layer_norm_eps: float = Field(default=1e-5, ge=1e-30, le=0.01)
+    """Added to the variance in every LayerNorm (ModernBERT)."""
     global_every: int = Field(default=3, gt=0, le=1024)
     """Layers 0, n, 2n, ... attend to all tokens, the others to a window (ModernBERT: n = 3)."""
     window: int = Field(default=128, gt=0, le=2**17, multiple_of=2)

@@ -48,6 +48,14 @@ class ModernConfig(EncoderSizes):
     local_theta: float = 10_000.0
     """The same, in layers with a window."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden_size // self.num_attention_heads % 2:
+            raise ValueError(
+                f"hidden_size: got {self.hidden_size} with {self.num_attention_heads} heads, expected an even size of"
+                " each head, for rotary positions"
+            )
+
     def sees_all(self, layer: int) -> bool:
         return layer % self.global_every == 0
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import (
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForTokenClassification,
     ModernBertConfig,
@@ -101,7 +102,7 @@ def stock(tmp_path: Path) -> tuple[str, str]:
     """A masked language model and a token classifier, saved by Hugging Face."""
     torch.manual_seed(0)
     shape = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    config = ModernBertConfig(**shape, intermediate_size=96, num_labels=1, pad_token_id=0)
+    config = ModernBertConfig(**shape, intermediate_size=96, num_labels=1, pad_token_id=0, initializer_range=0.2)
     generator, discriminator = ModernBertForMaskedLM(config), ModernBertForTokenClassification(config)
     discriminator.model.embeddings.load_state_dict(generator.model.embeddings.state_dict())
     generator.save_pretrained(tmp_path / "generator")
@@ -154,8 +155,8 @@ def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Pat
 
 
 REFUSED = (
-    r"model: (classifier_activation|rope_types.0): got \S+, expected"
-    r"|model: hidden_size: 33 is not a multiple of num_attention_heads \d+; correct it"
+    r"^model: (classifier_activation|rope_scaling|rope_parameters\.full_attention(\.(rope_)?type)?): got .*, expected.*"
+    r"|^model: hidden_size: (33 is not a multiple of num_attention_heads 2|got 30 with 2 heads, expected an even .*)"
 )
 
 
@@ -164,15 +165,65 @@ REFUSED = (
     [
         {"classifier_activation": "silu"},
         {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}}},
+        {"rope_parameters": {"full_attention": {"type": "linear", "factor": 8}}},
+        {"rope_parameters": {"full_attention": 5}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8}},
         {"hidden_size": 33},
+        {"hidden_size": 30},
     ],
     ids=str,
 )
-def test_settings_that_compute_something_else_or_nothing_are_refused(change: dict[str, Any], exported: Path) -> None:
+def test_settings_that_compute_something_else_or_nothing_are_refused_by_name_in_one_line(
+    change: dict[str, Any], exported: Path
+) -> None:
     values = json.loads((exported / "config.json").read_text())
     read_modernbert(values, "model")
-    with pytest.raises(ConfigError, match=REFUSED):
+    with pytest.raises(ConfigError, match=rf"({REFUSED}); correct it, or name another model$") as error:
         read_modernbert(values | change, "model")
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"sliding_window": 2},
+        {"local_attention": 6},
+        {"norm_eps": 0.01},
+        {"rope_parameters": {}, "global_rope_theta": 500.0},
+        {"rope_parameters": {"sliding_attention": {"rope_theta": 500.0}}},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    ],
+    ids=str,
+)
+def test_settings_that_change_the_output_change_it_as_in_transformers(
+    change: dict[str, Any], stock: tuple[str, str], shards_folder: Path
+) -> None:
+    path, ids_BL = Path(stock[1]) / "config.json", torch.randint(5, 300, (2, 40))
+    plain = load_encoder(stock[1]).eval()
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    model = start(shards_folder, stock[1:], preset="modern_tiny").eval()
+    with torch.no_grad():
+        theirs_BLH = AutoModel.from_pretrained(stock[1]).eval()(ids_BL).last_hidden_state
+        ours_BLH, plain_BLH = (
+            encoder(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
+            for encoder in (model.discriminator, plain)
+        )
+    assert (ours_BLH - theirs_BLH).abs().max().item() < 1e-5
+    assert not change or (plain_BLH - theirs_BLH).abs().max().item() > 1e-3
+
+
+def test_of_a_classifier_with_several_labels_the_encoder_alone_is_used(
+    stock: tuple[str, str], shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ModernBertConfig.from_pretrained(stock[1], num_labels=5)
+    ModernBertForTokenClassification.from_pretrained(
+        stock[1], config=config, ignore_mismatched_sizes=True
+    ).save_pretrained(tmp_path / "tagger")
+    model = start(shards_folder, (str(tmp_path / "tagger"),), preset="modern_tiny")
+    theirs = load_encoder(stock[1]).state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in model.discriminator.state_dict().items())
+    assert "discriminator_predictions" in capsys.readouterr().out
 
 
 def test_a_modernbert_needs_a_modern_preset(stock: tuple[str, str], shards_folder: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.model.config import ElectraModelConfig
+from pretrain.model.config import ElectraModelConfig, ModernModelConfig
 from pretrain.presets import PRESETS
 
 RUN = PRESETS["small"]
@@ -22,3 +22,18 @@ def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
 def test_a_generator_width_that_is_not_a_multiple_of_the_head_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="generator_hidden_size: got 80, expected a multiple of 64"):
         ElectraModelConfig.from_values({**RUN.model.model_dump(), "generator_hidden_size": 80})
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": 30, "heads": 2},
+        {"hidden_size": 33, "heads": 3},
+        {"hidden_size": 32, "heads": 2, "generator_hidden_size": 15},
+    ],
+    ids=str,
+)
+def test_a_head_of_odd_size_is_refused_where_rotary_positions_turn_pairs(sizes: dict[str, int]) -> None:
+    values = PRESETS["modern_tiny"].model.model_dump() | {"generator_hidden_size": sizes["hidden_size"]} | sizes
+    with pytest.raises(ConfigError, match=r"hidden_size: got \d+ with \d heads, expected an even size of each head"):
+        ModernModelConfig.from_values(values)
