@@ -56,20 +56,6 @@ class EngineState:
     moments: dict[str, dict[str, Tensor]]
     """`exp_avg` and `exp_avg_sq`, each by parameter name."""
 
-    def require_fit(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Checks that the state fits a model with these parameter shapes.
-
-        Raises:
-            ConfigError: it does not.
-        """
-        saved = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
-        if different := sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name)):
-            first, number = different[0], counted(len(different), "parameter")
-            raise ConfigError(
-                f"checkpoint: differs from this model in {number}, first {first}: saved {saved.get(first)}, expected"
-                f" {shapes.get(first)}; use the configuration it was saved with"
-            )
-
 
 class Checkpoint(NamedTuple):
     """A checkpoint on disk, verified when it was found."""
@@ -196,8 +182,35 @@ def load(checkpoint: Checkpoint) -> tuple[EngineState, dict[str, Any]]:
 
 
 def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Returns only the fp32 weights, by parameter name; shared parameters are stored once."""
-    return load_file(checkpoint.folder / WEIGHTS)
+    """Returns only the fp32 weights, by parameter name; shared parameters are stored once.
+
+    Raises:
+        ConfigError: one is not finite.
+    """
+    weights = load_file(checkpoint.folder / WEIGHTS)
+    if broken := [name for name, weight in weights.items() if not all(end.isfinite() for end in weight.aminmax())]:
+        raise ConfigError(
+            f"checkpoint: {checkpoint.folder} holds NaN or infinity in {broken[0]}, expected numbers; move it away, and"
+            " an earlier one is used"
+        )
+    return weights
+
+
+def require_fit(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], source: object = "the saved state"
+) -> None:
+    """Checks that weights, named by their `source`, fit a model with these parameter shapes.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    saved = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if different := sorted(name for name in shapes.keys() | saved if shapes.get(name) != saved.get(name)):
+        first, number = different[0], counted(len(different), "parameter")
+        raise ConfigError(
+            f"checkpoint: {source} differs from this model in {number}, first {first}: saved {saved.get(first)},"
+            f" expected {shapes.get(first)}; use the configuration, or restore the run.json, that it was saved with"
+        )
 
 
 def _name(step: int) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.config import ConfigError
-from pretrain.engine.checkpoint import EngineState, load, newest_valid
+from pretrain.engine.checkpoint import EngineState, load, newest_valid, require_fit
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.hardware import DTYPES, use_operations
 from pretrain.engine.optim import UNSCALED, AdamScale
@@ -140,7 +140,7 @@ class Engine(Generic[Model_co]):
         Raises:
             ConfigError: the state's parameters do not match the model's.
         """
-        self.world.on_first(lambda: state.require_fit(self._shapes) if state else None)
+        self.world.on_first(lambda: require_fit(state.weights, self._shapes) if state else None)
         adam_steps, loss_scale = self.world.share([state.adam_steps, state.loss_scale] if state else None)
         for adam in self.backend.adam.state.values():
             adam["step"].fill_(adam_steps)

@@ -11,7 +11,7 @@ from torch import Tensor
 from foundation.config import ConfigError, counted
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
-from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights
+from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights, require_fit
 from pretrain.huggingface.init_from import PER_TOKEN, Donor, Donors, find_models, load_donors, load_parts
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
@@ -161,13 +161,11 @@ def load_trained(folder: Path, step: int | None = None, average: int = 1) -> tup
             f"average: got {average}, but {folder} has {counted(len(averaged), 'intact checkpoint')} up to step"
             f" {last.step:,}; use --average {len(averaged)}, or keep more with --set keep_checkpoints={average}"
         )
-    mean: dict[str, Tensor] = {}
+    model, mean = build_model(description), dict[str, Tensor]()
     for checkpoint in averaged:
-        for name, weight in load_weights(checkpoint).items():
-            mean[name] = mean.get(name, torch.zeros(())) + weight.double() / average
-    return filled(
-        build_model(description), {name: weight.float() for name, weight in mean.items()}, last.folder
-    ), last.step
+        for name, weight in filled(model, load_weights(checkpoint), checkpoint.folder).named_parameters():
+            mean[name] = mean.get(name, torch.zeros(())) + weight.detach().double() / average
+    return filled(model, {name: weight.float() for name, weight in mean.items()}, last.folder), last.step
 
 
 def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
@@ -206,10 +204,6 @@ def filled(model: Objective, tensors: Mapping[str, Tensor], folder: Path) -> Obj
     Raises:
         ConfigError: the tensors belong to a different model.
     """
+    require_fit(tensors, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}, folder)
     model.load_state_dict(tensors, strict=False)  # a shared parameter is stored once, under its first name
-    if missing := {name for name, _ in model.named_parameters()} ^ tensors.keys():
-        raise ConfigError(
-            f"run: the weights in {folder} do not fit the model in run.json, first {min(missing)}; restore the run.json"
-            " that the run was started with"
-        )
     return model

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,31 @@ def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
         ConfigError, match=r"average: got 5, but .* has 4 intact checkpoints up to step 4; use --average 4"
     ):
         main(ExportOptions(run=run, out=tmp_path / "more", average=5))
+
+
+@pytest.mark.parametrize("average", [1, 2])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda weight: weight / 0, "holds NaN or infinity in discriminator.encoder.layer.0.intermediate.dense.bias"),
+        (
+            lambda weight: weight[:1],
+            "differs from this model in 1 parameter, first .*: saved \\(1,\\), expected \\(512,",
+        ),
+    ],
+    ids=["not finite", "another shape"],
+)
+def test_weights_that_are_not_finite_or_do_not_fit_are_refused_in_one_line_and_nothing_is_written(
+    damage: Callable[[torch.Tensor], torch.Tensor], said: str, average: int, shards_folder: Path, tmp_path: Path
+) -> None:
+    run = untouched_run(tmp_path / "run", shards_folder, "electra")
+    state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
+    name = "discriminator.encoder.layer.0.intermediate.dense.bias"
+    state.weights[name] = damage(state.weights[name])
+    save(run / CHECKPOINTS, 2, state, {}, keep_last=9)
+    with pytest.raises(ConfigError, match=f"^checkpoint: {run}/checkpoints/step-00000002 {said}") as error:
+        main(ExportOptions(run=run, out=tmp_path / "out", average=average))
+    assert len(error.value.problems) == 1 and not (tmp_path / "out").exists()
 
 
 def test_an_export_of_one_step_reads_no_other_checkpoint(
