@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.main import IncEx
 
 from data_prep.masking import mask_size
-from data_prep.tokens import SubwordTokenizer
+from data_prep.tokens import LARGEST_VOCABULARY, SubwordTokenizer
 from foundation.config import ConfigError, StrictConfig
 from foundation.files import make_folder, read_object, write_atomically
 from foundation.locks import Held, Lock, still_held
@@ -62,7 +62,7 @@ class RunDescription(StrictConfig):
     run: RunConfig
     sampler: Origin | None = None
     """The file of the objective, unless it is built in."""
-    data: tuple[str, ...]
+    data: tuple[str, ...] = Field(min_length=1)
     """Folders of the shards, as given."""
     data_weights: tuple[float, ...] = ()
     """Relative sampling weight of each folder; empty: its number of sequences."""
@@ -70,12 +70,12 @@ class RunDescription(StrictConfig):
     """Checksum of the folders' manifests in order; these hold the checksum of every shard."""
     tokenizer_sha256: str
     """Checksum of the tokenizer that the shards were built with."""
-    seq_length: int
+    seq_length: int = Field(ge=8, le=65_535)
     one_segment: bool = False
     """No sequence of the shards has a second segment: its embedding was never trained."""
-    vocab_size: int
-    mask_token_id: int
-    pad_token_id: int
+    vocab_size: int = Field(ge=1, le=LARGEST_VOCABULARY)
+    mask_token_id: int = Field(ge=0)
+    pad_token_id: int = Field(ge=0)
     init_from: tuple[str, ...] = ()
     """Names of the models the run started from, as given."""
     keep_optimizer: bool = False
@@ -103,6 +103,13 @@ class RunDescription(StrictConfig):
             with suppress(ValidationError):  # the field itself reports it
                 Origin.model_validate(values["sampler"]).require_loaded()
         return values
+
+    @field_validator("mask_token_id", "pad_token_id")
+    @classmethod
+    def _is_in_the_vocabulary(cls, number: int, info: ValidationInfo) -> int:
+        if number >= info.data.get("vocab_size", LARGEST_VOCABULARY):
+            raise ValueError(f"got {number}, expected an id below vocab_size")
+        return number
 
 
 def describe(

@@ -142,14 +142,18 @@ def log_line(step: int, total_steps: int, values: Mapping[str, Any], ending: str
 
 def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Returns the run folder's records of one kind, in order."""
-    return [record for _, record in _whole_lines(folder / RECORDS) if record["kind"] == kind]
+    return [record for _, record in _whole_lines(folder / RECORDS) if record.get("kind") == kind]
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each valid line of the file with its record; skips a partial last line, left by a killed run."""
+    """Yields each line of the file that holds a record, with the record; skips damage, such as a killed run's last
+    line.
+    """
     if not path.exists():
         return
     require_file_or_folder(path, "run")
     for line in path.read_text().splitlines():
-        with suppress(json.JSONDecodeError):
-            yield line, json.loads(line)
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                yield line, record

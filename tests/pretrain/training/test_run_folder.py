@@ -85,6 +85,19 @@ def test_a_damaged_description_is_one_line_with_a_remedy(content: str, tmp_path:
     assert len(error.value.problems) == 1 and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("data", []), ("seq_length", 3), ("vocab_size", 10**9), ("mask_token_id", 300), ("pad_token_id", -1)],
+)
+def test_a_description_that_no_run_can_have_is_one_line_that_names_the_field(
+    field: str, value: object, tmp_path: Path, description: RunDescription
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(description.model_dump(mode="json") | {field: value}))
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/run\.json: {field}: got") as error:
+        read_run(tmp_path)
+    assert len(error.value.problems) == 1
+
+
 def test_how_a_run_rounds_may_change(tmp_path: Path, description: RunDescription) -> None:
     loose = with_overrides(description.run, ["deterministic=false"])
     assert not [*differences(tmp_path, description, description.model_copy(update={"run": loose}))]

@@ -41,6 +41,14 @@ def test_a_resumed_run_discards_records_after_its_checkpoint(tmp_path: Path) -> 
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
+@pytest.mark.parametrize("line", ["null", "5", "[1]", "{}", '{"kind": "train"}', '{"kind": "train", "step": "x"}'])
+def test_a_line_of_json_that_is_no_record_is_no_record_for_a_reader_or_a_resume(line: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"kind": "train", "step": 1}}\n{{"step": 2}}\n{line}\n')
+    assert read_records(tmp_path, "train") == [{"kind": "train", "step": 1}]
+    RunLog(tmp_path, step=2, total_steps=100).close()
+    assert read_records(tmp_path, "train") == [{"kind": "train", "step": 1}]
+
+
 def test_nested_values_are_nested_in_the_file(tmp_path: Path) -> None:
     values = {"entropy": {"p_G": 3.0, "p_S": 4.0}, "max_probability": {"p_G": [0.25, 0.75]}, "skipped": 0}
     log = RunLog(tmp_path, step=0, total_steps=100)
