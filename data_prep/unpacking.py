@@ -10,16 +10,16 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, BinaryIO
+
+from backports.zstd import ZstdDecompressor, ZstdError
 
 from data_prep.sources import Source
 from foundation.command_line import print_warning, printable
@@ -27,7 +27,14 @@ from foundation.config import ConfigError
 from foundation.files import write_atomically
 from foundation.machine import cores
 
-DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error)  # raised when reading damaged compressed data
+DAMAGED = (
+    EOFError,
+    OSError,
+    RuntimeError,
+    lzma.LZMAError,
+    zlib.error,
+    ZstdError,
+)  # raised when reading damaged compressed data
 TOO_WIDE = re.compile("too much memory|Memory usage limit")
 """What the errors of zstd and xz say when an intact file needs a larger window than a worker's memory allows."""
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
@@ -86,36 +93,6 @@ def _next_stream(kind: str, file: BinaryIO, rest: bytes = b"") -> bytes:
     return rest
 
 
-def _frames(file: BinaryIO) -> Iterator[bytes]:
-    """Yields a file of Zstandard (RFC 8878, section 3.1) in pieces, without the zeros behind its last frame."""
-    while rest := _next_stream("Zstandard", file):
-        file.seek(-len(rest), os.SEEK_CUR)
-        block, flags, size = 1, 0, 8 + int.from_bytes(rest[4:8], "little")  # a frame to skip
-        if rest[0] == 0x28:
-            block, flags = 0, int.from_bytes(rest[4:5])
-            is_one_segment = flags >> 5 & 1
-            size = 6 - is_one_segment + (0, 1, 2, 4)[flags & 3] + (is_one_segment, 2, 4, 8)[flags >> 6]  # the header
-        yield from _pieces(file, size)
-        while not block & 1 and (head := file.read(3)):
-            yield head
-            block = int.from_bytes(head, "little")
-            yield from _pieces(file, 1 if block >> 1 & 3 == 1 else block >> 3)  # 1: a byte to repeat
-        yield from _pieces(file, flags & 4)  # the checksum
-
-
-def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    return (file.read(min(_BLOCK, size - start)) for start in range(0, size, _BLOCK))
-
-
-def _open_zstandard(file: BinaryIO) -> Any:
-    """Opens a file for pyarrow, which does not say where a frame ends. It reads 64 KiB at once, more than a piece."""
-    import pyarrow
-
-    pieces = _frames(file)
-    source = SimpleNamespace(read=lambda size: next(pieces, b""), closed=False, close=lambda: None)
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(source, "r"), "zstd")
-
-
 def _streams(kind: str, new_decompressor: Callable[[], Any]) -> Callable[[BinaryIO], Any]:
     return lambda file: io.BufferedReader(_Streams(kind, new_decompressor, file))
 
@@ -128,10 +105,10 @@ _PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
         _streams("xz", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY)),
     ),
     # a skippable frame begins pzstd's files
-    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _open_zstandard),
+    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _streams("Zstandard", ZstdDecompressor)),
 }
 """The kinds of compression: the first bytes of a file, and how it is opened."""
-_LONGEST_MAGIC = 8  # bytes; that of a Zstandard frame to skip includes its size
+_LONGEST_MAGIC = 6  # bytes
 _ZEROS_OF_PADDING = 10  # at the end of a gzip file: its last stream ends with at most nine
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
