@@ -1,10 +1,11 @@
 # Every target makes the virtual environment if it is missing; only Python 3.11, 3.12 or 3.13 is needed.
 #   make quickstart      the whole pipeline on a small corpus, with its results at the end
-#   make test            the quick tests, ten minutes on two cores of an AMD EPYC of 2024 (PYTEST="-n 0 -k masking": some)
+#   make test            the quick tests (PYTEST="-n 0 -k masking": some)
 #   make test-long       the long tests
 #   make check           formatter, linter, type checker
 #   make docs            the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
 #   make bench           every benchmark, or one: make bench BENCH=bench/step.py
+#   make .venv           the environment alone, as for the quickstart; the other targets add what they need to it
 
 PYTHON ?= python3
 PIP_OPTIONS ?=
@@ -15,6 +16,7 @@ BENCH ?= $(filter-out bench/study.py bench/gpu% bench/traffic.py bench/bitwise.p
 
 BIN := $(CURDIR)/.venv/bin
 INSTALLED := .venv/installed
+DEVELOPMENT := .venv/development
 
 .PHONY: quickstart test test-long check docs bench .venv
 
@@ -27,25 +29,30 @@ test test-long: export OMP_WAIT_POLICY ?= passive
 # A test stuck in native code, which setup.cfg's timeout cannot interrupt, ends the run with the stacks of all threads.
 STUCK := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-test: $(INSTALLED)
+test: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile $(STUCK) $(PYTEST)
 
-test-long: $(INSTALLED)
+test-long: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m long -o timeout=1800 $(PYTEST)
 
-check: $(INSTALLED)
+check: $(DEVELOPMENT)
 	PATH="$(BIN):$$PATH" pre-commit run --all-files
 
-docs: $(INSTALLED)
+docs: $(DEVELOPMENT)
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/mkdocs build --strict
 
-bench: $(INSTALLED)
+bench: $(DEVELOPMENT)
 	@for file in $(BENCH); do echo "$$file"; $(BIN)/python $$file || exit 1; done
 
 .venv: $(INSTALLED)
 
-$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+# uv installs faster, but does not read pip's settings: where those say where packages come from, pip installs.
+# Modules are compiled when they are first imported, which most never are.
+$(INSTALLED) $(DEVELOPMENT): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt --editable ".[dev]"
-	@touch $@
+	@if command -v uv > /dev/null && ! $(BIN)/python -m pip config list | grep -qE "index|find.links"; then \
+	    install="uv pip install --python $(BIN)/python --index-strategy unsafe-best-match"; \
+	else install="$(BIN)/python -m pip install --no-compile"; fi; \
+	set -x; $$install $(PIP_OPTIONS) --constraint constraints.txt --editable ".$(if $(filter $(DEVELOPMENT),$@),[dev])"
+	@touch $(INSTALLED) $@

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from configparser import ConfigParser
 from functools import cache
 
 import pytest
@@ -90,6 +91,18 @@ def test_a_room_imports_only_rooms_below_it(room):
     forbidden = {*FORBIDDEN.get(room, ()), *FORBIDDEN.get(room.split("/")[0], ())}
     below = set(ROOMS[: ROOMS.index(room)]) - forbidden
     assert not {other: str(module) for other, module in rooms_imported(room).items() if other not in below}
+
+
+def test_every_requirement_is_imported_by_some_module():
+    """TensorBoard by PyTorch's writer."""
+    setup = ConfigParser(interpolation=None)
+    setup.read(REPOSITORY / "setup.cfg")
+    required = [re.match(r"[\w-]+", line)[0] for line in setup["options"]["install_requires"].split("\n") if line]
+    names = {"scikit-learn": "sklearn", "megatron-core": "megatron", "tensorboard": "torch.utils.tensorboard"}
+    used = {name for module in modules(*PACKAGES) for name in imported(module)}
+    wanted = [names.get(name, name) for name in required]
+    assert len(wanted) > 20
+    assert not [name for name in wanted if not any(f"{one}.".startswith(f"{name}.") for one in used)]
 
 
 def test_nothing_imports_the_tests():
