@@ -2,7 +2,11 @@
 
 import os
 import pydoc_data.topics
+import shutil
 import socket
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +20,40 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Commands that tests start must import this checkout, even if another one is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+
+SEARCH_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+PACKAGES = {
+    **{"ip": "iproute2", "tc": "iproute2", "pdsh": "pdsh", "ssh": "openssh-client", "sshd": "openssh-server"},
+    **{"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"},
+    **{"mpirun": "openmpi-bin", "git": "git", "g++": "g++", "unshare": "util-linux", "mount": "mount"},
+}
+"""Debian's package of each program that some tests start and a machine may lack."""
+
+
+def needs(*programs: str, namespaces: tuple[str, ...] = ()) -> None:
+    """Skips a test that starts programs which this machine lacks, or makes namespaces which it forbids."""
+    started = {*programs, *(["unshare"] if namespaces else [])}
+    if lacking := {PACKAGES[program] for program in started if not shutil.which(program, path=SEARCH_PATH)}:
+        pytest.skip(f"needs {' '.join(sorted(lacking))}")
+    if namespaces and subprocess.run([*unshare(*namespaces), "true"], capture_output=True).returncode:
+        pytest.skip("needs root, on a system that lets it make namespaces")
+
+
+def unshare(*kinds: str) -> list[str]:
+    """The command before one that runs in namespaces of these kinds."""
+    return ["unshare", *(f"--{kind}" for kind in kinds), *(["--fork", "--mount-proc"] if "pid" in kinds else [])]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says in at most five lines what the skipped tests lacked."""
+    reports = terminalreporter.getreports("skipped")
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    for reason, count in (shown := reasons.most_common(None if len(reasons) <= 5 else 4)):
+        terminalreporter.write_line(f"skipped {count:4}  {reason}")
+    if rest := reasons.total() - sum(count for _, count in shown):
+        terminalreporter.write_line(
+            f"skipped {rest:4}  for {len(reasons) - len(shown)} other reasons: PYTEST=-rs names them"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.runs import LONGER, deepspeed, training
-from tests.cluster.two_hosts import COMMANDS, SLURM_COMMANDS, Slurm, TwoHosts, missing
+from tests.cluster.two_hosts import Slurm, TwoHosts
 from tests.finetune.conftest import cola_folder, squad_folder, stock_model
 from tests.warm import outputs, two_ranks
 
@@ -15,8 +15,6 @@ __all__ = ["cola_folder", "squad_folder", "stock_model"]
 
 @pytest.fixture(scope="session")
 def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    if reason := missing(COMMANDS):
-        pytest.skip(reason)
     hosts = TwoHosts(tmp_path_factory.mktemp("hosts"))
     yield hosts
     hosts.close()
@@ -24,8 +22,6 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 
 @pytest.fixture(scope="session")
 def slurm(two_hosts: TwoHosts) -> Slurm:
-    if reason := missing(SLURM_COMMANDS):
-        pytest.skip(reason)
     return Slurm(two_hosts)
 
 

@@ -1,8 +1,12 @@
 """Claims about the two simulated hosts of the cluster tests."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.cluster.two_hosts import Slurm, TwoHosts
+from tests.conftest import REPOSITORY
 
 
 def test_pdsh_reaches_both_hosts_and_each_has_its_own_name_and_address(two_hosts: TwoHosts, tmp_path: Path) -> None:
@@ -37,3 +41,17 @@ def test_closing_hosts_ends_their_processes(tmp_path: Path) -> None:
     process = hosts.start(["sleep", "600"], tmp_path, "node2")
     hosts.close()
     assert process.wait(timeout=10) != 0
+
+
+def test_without_the_programs_their_tests_are_skipped_and_one_line_names_the_packages(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests"]
+    done = subprocess.run(
+        [*command, __file__, "-k", "not without_the_programs"],
+        cwd=REPOSITORY,
+        env=os.environ | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("skipped ")]
+    assert said == "skipped    4  needs iproute2 openssh-client openssh-server pdsh util-linux"

@@ -6,22 +6,19 @@ standard input closes, so the kernel removes everything when the program ends, e
 """
 
 import os
-import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, SEARCH_PATH, needs, unshare
 
 ADDRESSES = {"node1": "10.77.0.11", "node2": "10.77.0.12"}
-COMMANDS = {"ip": "iproute2", "ssh": "openssh-client", "sshd": "openssh-server", "pdsh": "pdsh"}
-SLURM_COMMANDS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
+NAMESPACES = ("net", "mount", "pid", "uts")
+"""What each host has for itself."""
 INSTRUCTIONS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 IMITATED = {name: os.environ[name] for name in INSTRUCTIONS if name in os.environ}
 """Environment by which tests imitate a CPU with fewer instructions; the hosts are of that kind too."""
-SEARCH_PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 HOST = """
 set -e
@@ -56,29 +53,16 @@ LogLevel ERROR
 """
 
 
-def missing(commands: Mapping[str, str] = COMMANDS) -> str | None:
-    """The reason this machine cannot simulate hosts (missing packages, forbidden namespaces), or None."""
-    packages = [package for command, package in commands.items() if not shutil.which(command, path=SEARCH_PATH)]
-    if packages:
-        return f"not installed: {' '.join(packages)}"
-    tried = subprocess.run([*_unshare("--mount", "--pid", "--uts"), "true"], capture_output=True, text=True)
-    return None if tried.returncode == 0 else f"the system forbids namespaces: {tried.stderr.strip()}"
-
-
-def _unshare(*kinds: str) -> list[str]:
-    return ["unshare", "--net", *kinds, *(["--fork", "--mount-proc"] if "--pid" in kinds else [])]
-
-
 class Namespace:
     """A namespace, kept by a process that ends when its standard input closes."""
 
     def __init__(self, script: str, *kinds: str) -> None:
         self._keeper = subprocess.Popen(
-            [*_unshare(*kinds), "bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*unshare(*kinds), "bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.wait_until_ready()
         children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
-        self.pid = int(children[0]) if "--pid" in kinds else self._keeper.pid
+        self.pid = int(children[0]) if "pid" in kinds else self._keeper.pid
         """PID of the process inside the namespace, as seen from outside."""
 
     def wait_until_ready(self) -> None:
@@ -100,13 +84,14 @@ class TwoHosts:
     """The hosts node1 and node2, running and connected by ssh as root."""
 
     def __init__(self, folder: Path) -> None:
+        needs("ip", "tc", "ssh", "sshd", "pdsh", namespaces=NAMESPACES)
         self.folder = folder
         self._write_files()
-        self._switch = Namespace(SWITCH)
+        self._switch = Namespace(SWITCH, "net")
         self.hosts: dict[str, Namespace] = {}
         for name, address in ADDRESSES.items():
             script = HOST.format(name=name, address=address, folder=folder)
-            self.hosts[name] = Namespace(script, "--mount", "--pid", "--uts")
+            self.hosts[name] = Namespace(script, *NAMESPACES)
             self._connect(name, address)
             self.hosts[name].proceed()
 
@@ -236,6 +221,7 @@ class Slurm:
     """A Slurm cluster on the two hosts, with its controller on node1."""
 
     def __init__(self, hosts: TwoHosts) -> None:
+        needs("munged", "slurmctld", "slurmd", "srun")
         self.hosts, self.folder = hosts, hosts.folder / "slurm"
         for folder in ("state", *ADDRESSES):
             (self.folder / folder).mkdir(parents=True)

@@ -28,6 +28,7 @@ from data_prep.output import LOCK_NAME
 from data_prep.pipeline import build_shard
 from foundation.command_line import run_command
 from foundation.config import ConfigError
+from tests.conftest import needs
 
 from .conftest import REPOSITORY, command_of, contents, finished_shards, limit_file_size, run_script
 from .malformed import malformed_file
@@ -72,7 +73,6 @@ def test_a_dry_run_counts_only_workers_that_can_have_a_shard(options, tmp_path, 
 
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable)
-needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian: openmpi-bin)")
 
 
 def processes_below(parent):
@@ -82,9 +82,9 @@ def processes_below(parent):
     return [process for child in children for process in (*processes_below(child), child)]
 
 
-@needs_mpirun
 def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(options, many_formats, tmp_path):
     """The whole job is killed twice: during the search for duplicates, and during the build."""
+    needs("mpirun")
     shutil.copytree(many_formats / "tables", tmp_path / "again")
     inputs = (*(many_formats / name for name in ("tables", "wiki", "text")), tmp_path / "again")
     case = {"input": inputs, "shard_mb": 0.003, "dedup": "near"}

@@ -20,11 +20,12 @@ from data_prep.manifest import load_manifest
 from data_prep.output import save_record
 from data_prep.pipeline import build_shard
 from foundation.config import ConfigError
+from tests.conftest import needs
 from tests.data_prep.conftest import contents
 
 from .conftest import REPOSITORY, command_of, finished_shards
 from .packers import IN_BLOCKS
-from .test_build_shards import MPIRUN, needs_mpirun, processes_below, with_other_text
+from .test_build_shards import MPIRUN, processes_below, with_other_text
 
 
 @pytest.fixture
@@ -148,12 +149,12 @@ def test_packed_input_builds_to_the_same_bytes_with_any_number_of_workers_or_ran
     build_killed_and_resumed(two, [sys.executable], case.output, dedup)
 
 
-@needs_mpirun
 @pytest.mark.long
 @pytest.mark.parametrize("pattern", ["*.bz2", "*.xz", "*.gz", "*.zst", "*.parquet"])
 def test_each_kind_of_packed_input_builds_to_the_same_bytes_with_any_number_of_ranks_and_kills(
     options, packed, tmp_path, pattern
 ):
+    needs("mpirun")
     changes = {"input": tuple(sorted(packed.glob(pattern))), "shard_mb": 0.008}
     case = BuildOptions(**(options.model_dump() | changes | {"output": tmp_path / "one"}))
     assert main(case) == 0

@@ -7,7 +7,6 @@ what is chosen, not how fast such a CPU is.
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, needs, unshare
 from tests.warm import IMPORTED
 
 CPUS = {
@@ -103,12 +102,11 @@ def test_a_file_in_a_slow_precision_still_runs_after_one_warning(shards_folder: 
 @pytest.mark.long
 def test_data_is_built_without_dev_shm(tmp_path: Path) -> None:
     """In a mount namespace of its own, which only root may make, with a /dev/shm that cannot be written to."""
-    if shutil.which("unshare") is None or os.geteuid():
-        pytest.skip("needs root and unshare, for a file system without /dev/shm")
+    needs("mount", namespaces=("mount",))
     program = (
         f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} quickstart/corpus.py --output {tmp_path}/raw"
     )
-    command = ["unshare", "--mount", "sh", "-c", f"{program} --task {tmp_path}/task"]
+    command = [*unshare("mount"), "sh", "-c", f"{program} --task {tmp_path}/task"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "no semaphores (/dev/shm)" in done.stdout and (tmp_path / "raw" / "numpy.txt").stat().st_size > 10**5

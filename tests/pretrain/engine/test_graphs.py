@@ -90,7 +90,7 @@ def test_after_a_capture_the_model_has_its_own_parameters(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
 def test_a_graph_gives_the_bits_of_an_eager_step_with_new_batches_weights_and_dropout(objective: str) -> None:
     gpu, results = torch.device("cuda"), []

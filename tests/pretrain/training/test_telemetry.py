@@ -1,7 +1,6 @@
 """Claims about a run's reports, from whole runs in this process, read by TensorBoard's own reader."""
 
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
 from pretrain.training.train import build_training, measured_machine, train
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, needs
 from tests.pretrain.conftest import SAMPLERS, VOCABULARY, new_model
 from tests.pretrain.engine import engine_worker as worker
 from tests.pretrain.training.test_plan import options
@@ -251,8 +250,7 @@ def test_every_start_is_recorded_with_machine_precision_code_and_environment(
 
 
 def test_the_code_is_identified_by_its_commit_and_uncommitted_changes_are_marked(tmp_path: Path) -> None:
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
+    needs("git")
 
     def git(*arguments: str) -> str:
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
