@@ -7,6 +7,7 @@ are kept, each once (inherited docstrings repeat), one per line, with a blank li
 """
 
 import ast
+import gc
 import hashlib
 import re
 import sysconfig
@@ -116,6 +117,7 @@ def documents(files: Iterable[list[str]], seen: set[str]) -> Iterator[str]:
 
 def prose_of(path: Path) -> list[str]:
     """Returns the prose paragraphs of a source file's docstrings, in order."""
+    gc.disable()  # a syntax tree has no cycles, and looking for them in all its nodes takes as long as parsing
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a template, or the syntax of another Python version

@@ -59,7 +59,7 @@ def table(results: Results) -> list[Row]:
         "entropy of the replaced share": "discriminator_entropy",  # L_D of a discriminator that knows only this share
     }
     return [
-        Row(f"pre-training, step {first['step']} -> {last['step']}", ""),
+        Row(f"pre-training of {last['step']:,} steps, step {first['step']} -> {last['step']}", ""),
         *(Row(f"  {name}", f"{first[key]:.3f} -> {last[key]:.3f}") for name, key in shown.items()),
         Row("held-out text", ""),
         Row(

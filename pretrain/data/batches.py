@@ -72,6 +72,23 @@ class Batch(NamedTuple):
         return Batch._make(part.pin_memory() if isinstance(part, Tensor) else part for part in self)
 
 
+def random_batch(batch_size: int, seq_length: int, vocabulary: int, mask_rate: float = MASK_RATE) -> Batch:
+    """Returns full-length sequences of random ids, masked at random positions: a batch to measure with."""
+    shape, slots = (batch_size, seq_length), int(mask_size(seq_length, mask_rate))
+    positions_BK = torch.rand(shape).argsort(1)[:, :slots].sort().values
+    return Batch(
+        input_ids_BL=torch.randint(vocabulary, shape),
+        attention_mask_BL=torch.ones(shape, dtype=torch.bool),
+        token_type_ids_BL=torch.zeros(shape, dtype=torch.int64),
+        masked_positions_BK=positions_BK,
+        masked_valid_BK=torch.ones_like(positions_BK, dtype=torch.bool),
+        uniforms_BK=torch.rand(positions_BK.shape),
+        keep_uniforms_BK=torch.ones(positions_BK.shape),
+        masked_count=float(positions_BK.numel()),
+        token_count=float(batch_size * seq_length),
+    )
+
+
 class BatchPlan(NamedTuple):
     """Distribution of a step's sequences over ranks and micro-steps: sequence i of a micro-batch is row
     (micro_step x world_size + rank) x micro_batch_size + i of the step.

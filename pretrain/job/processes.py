@@ -90,9 +90,7 @@ def start_processes() -> World:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        if "OMP_NUM_THREADS" not in os.environ:  # the ranks share the cores: more threads would only queue
-            torch.set_num_threads(max(1, cores() // local_ranks()))
-        keep_freed_memory()
+        share_cores(local_ranks())
     if not dist.is_initialized():
         meet = partial(_meet, rank, world_size) if launched else HashStore  # a single process needs no port
         store = waited_for(lambda: f"rank 0 at {os.environ.get('MASTER_ADDR', 'localhost')}", meet)
@@ -107,6 +105,13 @@ def start_processes() -> World:
             ),
         )
     return World(rank, world_size, device)
+
+
+def share_cores(processes: int) -> None:
+    """Sets this process, one of several on this machine, to its share of the cores, and to keep the memory it frees."""
+    if "OMP_NUM_THREADS" not in os.environ:  # more threads would only queue
+        torch.set_num_threads(max(1, cores() // processes))
+    keep_freed_memory()
 
 
 def _meet(rank: int, world_size: int) -> Store:

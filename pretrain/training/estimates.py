@@ -1,5 +1,5 @@
 """Estimates of a run's needs before it starts: floating-point operations, memory, and the time on some machine: this
-one, measured within half a second, or GPUs by their published speeds.
+one, measured within seconds, or GPUs by their published speeds.
 
 Shape letters: L length, H hidden size, F feed-forward size, E embedding size, N heads.
 """
@@ -12,12 +12,14 @@ from typing import NamedTuple
 import torch
 
 from data_prep.masking import MASK_RATE, mask_size
+from data_prep.workers import start_pool
 from foundation.machine import cores, memory
 from pretrain.config import RunConfig
+from pretrain.data.batches import random_batch
 from pretrain.engine.deepspeed_config import EngineConfig, read
 from pretrain.engine.graphs import captured, warm_up
 from pretrain.engine.hardware import DTYPES, choose, product_speed, use_operations, wait_for
-from pretrain.job.processes import World, local_ranks
+from pretrain.job.processes import World, local_ranks, share_cores
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import objective_class
 from pretrain.model.config import WIDEST_HEAD, ModelConfig, Parts
@@ -36,16 +38,19 @@ GIB = 2**30
 LARGEST_GPU = 1024 * GIB
 """More bytes of memory than any GPU has."""
 LONG_ENOUGH = 0.03
-"""Seconds that a layer's forward and backward should take, so that they can be measured."""
+"""Seconds that a layer's forward and backward on a GPU should take, so that they can be measured."""
 MOST_TOKENS = 2**16
 """No layer is timed with more tokens: they keep any GPU busy, and with the largest layers take 2 GB."""
+STEADY = 1.0
+"""Seconds of forwards and backwards timed on a CPU: long enough to see what other processes take of it."""
 HOST_SECONDS = 25e-6
 """Seconds per parameter tensor of the layers that a GPU waits for the host in a step (DeepSpeed's hooks and update):
 between those of small and base on an H100 with an Intel Xeon (docs/evidence/gpu.md)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
-"""Ratios of times: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses to their
-matrix products in fp32. Fitted on one core of an AMD EPYC of 2024, for tiny and small, fp32 with AVX2 and bf16: the
-four forecasts are within 9% of the measured step (docs/evidence/speed.md)."""
+"""Ratios of times on a GPU: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses
+to their matrix products (docs/evidence/gpu.md)."""
+BESIDE_MODEL = 1.2
+"""Ratio of times on a CPU: of a whole step, with update and communication, to its forwards and backwards."""
 
 
 def flops_per_token(
@@ -224,41 +229,50 @@ times the FLOPs counted here; the memory is that of the largest version sold."""
 
 
 def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World | None = None) -> Machine:
-    """Returns this machine with its measured speed: that of all ranks of `world` together or, without `world`, an
-    estimate for `processes` from this process alone. Collective.
+    """Returns this machine with its measured speed: that of all ranks of `world`, each as fast as the slowest, or,
+    without `world`, an estimate for `processes` from this process, with its share of the cores. Collective.
     """
+    if not world:
+        share_cores(processes)
     use_operations(world, few_shapes=True)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)
     fp32 = products if precision == "fp32" else product_speed("fp32", device)
-    seconds = seconds_per_token(sizes, precision, device, products, fp32)
-    if cuda:
-        with torch.device("meta"):
-            stacks = [sizes.run.model.parts.layers(encoder) for encoder in sizes.encoders]
-        tensors = sum(1 for stack in stacks for _ in stack.parameters())
-        seconds += HOST_SECONDS * tensors * processes / (sizes.run.batch_size * sizes.length)
-    flops = sizes.flops / seconds
-    alone = processes if cuda else 1
-    flops, *speeds = (sum(world.of_ranks(own)) if world else own * alone for own in (flops, products, fp32))
-    source = "the speed of one layer of each encoder, timed now"
+    measure = seconds_on_gpu if cuda else seconds_on_cpu
+    own = sizes.flops / measure(sizes, precision, device, products, processes), products, fp32
+    flops, *speeds = (processes * min(world.of_ranks(speed) if world else [speed]) for speed in own)
     if cuda:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-        capability = (gpu.major, gpu.minor)
+        capability, source = (gpu.major, gpu.minor), "the speed of one layer of each encoder, timed now"
         return Machine(f"{processes} {gpu.name}", flops, source, float(gpu.total_memory), capability, *speeds)
     here = local_ranks() if world else processes
     name = "this core" if cores() == 1 else f"these {cores()} cores"
     name = name if here == processes else f"{processes} processes"
-    return Machine(name, flops, source, memory() / here, (0, 0), *speeds)
+    return Machine(name, flops, "the speed of this model, timed now", memory() / here, (0, 0), *speeds)
 
 
-def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, products: float, fp32: float) -> float:
-    """Measures a layer of each encoder, forward and backward; returns the seconds of a training step per token, given
-    the speeds of products in the run's precision and in fp32.
+def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products: float, processes: int) -> float:
+    """Measures the model itself on random word pieces; returns the seconds of a training step per token."""
+    run, length = sizes.run, sizes.length
+    rows = int(min(max(1, STEADY / 3 * products / (sizes.flops * length)), run.batch_size // processes))
+    with torch.random.fork_rng(devices=[]):  # the run's randomness is untouched
+        model = objective_class(run.objective.name)(run.model, run.objective, sizes.vocab_size, 0)
+        model.to(device, DTYPES[precision]).train()
+        batch = random_batch(rows, length, sizes.vocab_size, run.mask_rate)
+        seconds: list[float] = []
+        while len(seconds) < 2 or sum(seconds[1:]) < STEADY:
+            started = time.perf_counter()
+            model(batch).loss.backward()
+            seconds.append(time.perf_counter() - started)
+    return BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / (rows * length)
 
-    A GPU computes the heads in the run's precision, too.
+
+def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products: float, processes: int) -> float:
+    """Measures a layer of each encoder, forward and backward; returns the seconds of a training step per token of all
+    processes, given the speed of products in the run's precision, which the heads are computed in, too.
     """
-    seconds, of_layers = 0.0, 0.0
+    seconds, of_layers, tensors = 0.0, 0.0, 0
     for encoder in sizes.encoders:
         flops = FORWARD_AND_BACKWARD * encoder.layer_flops(sizes.length)
         tokens = min(LONG_ENOUGH * products / flops, MOST_TOKENS)
@@ -267,16 +281,17 @@ def seconds_per_token(sizes: Sizes, precision: str, device: torch.device, produc
             sizes.run.model.parts, encoder, rows, sizes.length, precision, device
         )
         of_layers += encoder.num_hidden_layers * flops
-    return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / (
-        products if device.type == "cuda" else fp32
-    )
+        with torch.device("meta"):
+            tensors += sum(1 for _ in sizes.run.model.parts.layers(encoder).parameters())
+    of_host = HOST_SECONDS * tensors * processes / (sizes.run.batch_size * sizes.length)
+    return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / products + of_host
 
 
 def _layer_seconds(
     parts: Parts, encoder: EncoderSizes, rows: int, length: int, precision: str, device: torch.device
 ) -> float:
-    """Returns the shortest of three forwards and backwards of one layer, per token; on a GPU, of their CUDA graph."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the run's randomness is untouched
+    """Returns the shortest of three replays of a CUDA graph of one layer's forward and backward, per token."""
+    with torch.random.fork_rng(devices=[device]):  # the run's randomness is untouched
         stack = parts.layers(replace(encoder, num_hidden_layers=1)).to(device, DTYPES[precision]).train()
         hidden_BLH = torch.randn(rows, length, encoder.hidden_size, device=device).to(DTYPES[precision])
         visible_BL = torch.ones(rows, length, dtype=torch.bool, device=device)
@@ -286,18 +301,15 @@ def _layer_seconds(
             output_BLH = stack(hidden_BLH, visible_BL)
             torch.autograd.grad(output_BLH, leaves, torch.ones_like(output_BLH), allow_unused=True)
 
-        run = work
-        if device.type == "cuda":
-            warm_up(work, times=1)
-            graph = torch.cuda.CUDAGraph()
-            with captured(graph):
-                work()
-            run = graph.replay
+        warm_up(work, times=1)
+        graph = torch.cuda.CUDAGraph()
+        with captured(graph):
+            work()
         seconds = []
         for _ in range(3):
             wait_for(hidden_BLH)
             started = time.perf_counter()
-            run()
+            graph.replay()
             wait_for(hidden_BLH)
             seconds.append(time.perf_counter() - started)
     return min(seconds) / (rows * length)
@@ -305,9 +317,13 @@ def _layer_seconds(
 
 def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str, float]:
     """Forecasts a run whose shards do not exist yet: returns the hardware, such as `these 2 cores in fp32`, and the
-    run's seconds.
+    run's seconds. On a CPU, as many processes are measured at once as will train.
     """
     precision = read(choose(processes).file).precision
-    machine = this_machine(sizes, precision, processes)
+    ranks = 1 if torch.cuda.is_available() else processes
+    with start_pool(ranks) as pool:
+        assert pool is not None  # only ranks of an mpirun have none
+        machines = [found for _, found in pool.run(this_machine, [sizes] * ranks, precision, processes)]
+    machine = min(machines, key=lambda found: found.flops)
     tokens = sizes.run.optim.steps * sizes.run.batch_size * mean_length
     return f"{machine.name} in {precision}", tokens * sizes.flops / machine.flops

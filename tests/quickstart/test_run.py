@@ -12,7 +12,19 @@ from pathlib import Path
 import pytest
 
 from pretrain.presets import TINY
-from quickstart.run import SHORT_STEPS, QuickstartOptions, run_stage, stages, start_afresh
+from quickstart.run import (
+    FEWEST_STEPS,
+    MOST_STEPS,
+    SECONDS,
+    STEP_SECONDS,
+    QuickstartOptions,
+    fitting,
+    forecast,
+    main,
+    run_stage,
+    stages,
+    start_afresh,
+)
 from tests.conftest import REPOSITORY, free_port
 
 OWN = ("data/quickstart", "runs/quickstart")
@@ -33,9 +45,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def commands(short=False):
+def commands(steps=MOST_STEPS):
     """The commands by stage, without the port, which is random."""
-    return {name: command.replace(" --master_port {port}", "") for name, command in stages(short).items()}
+    return {name: command.replace(" --master_port {port}", "") for name, command in stages(steps).items()}
 
 
 def test_every_stage_runs_a_command_of_the_project(folder):
@@ -43,15 +55,33 @@ def test_every_stage_runs_a_command_of_the_project(folder):
     assert not [module for module in modules if not (REPOSITORY / f"{module.replace('.', '/')}.py").is_file()]
 
 
-def test_the_short_form_differs_only_in_the_steps_of_pre_training(folder):
-    full, short = commands(), commands(short=True)
+def test_only_the_steps_of_pre_training_differ_between_machines(folder):
+    full, short = commands(), commands(FEWEST_STEPS)
     assert {name for name in full if full[name] != short[name]} == {"pre-training"}
-    assert short["pre-training"].startswith(full["pre-training"] + " --set optim.steps=")
+    assert short["pre-training"].endswith(" --set optim.steps=800")
+    assert TINY.optim.warmup_steps < FEWEST_STEPS < MOST_STEPS == TINY.optim.steps
 
 
-def test_the_short_form_pre_trains_for_half_the_steps():
-    assert TINY.optim.steps == 2 * SHORT_STEPS
-    assert "half of the steps" in QuickstartOptions.model_fields["short"].description
+def test_as_many_steps_are_trained_as_fit_into_four_minutes_within_bounds():
+    assert [fitting(240 / steps) for steps in (2500, 2000, 1290, 800, 100)] == [2000, 2000, 1200, 800, 800]
+
+
+def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_machine():
+    line = forecast("this core in fp32", 2 * STEP_SECONDS, 800)
+    minutes = round(2 * (800 * STEP_SECONDS + sum(SECONDS.values())) / 60)
+    assert line.startswith(
+        f"about {minutes} minutes on this core in fp32: about 6 minutes for 800 steps of pre-training"
+    )
+    assert f"; seconds of the other stages: corpus {2 * SECONDS['corpus']}, " in line
+
+
+def test_the_short_form_trains_for_the_fewest_steps_without_measuring(folder, monkeypatch, capsys):
+    monkeypatch.setattr("quickstart.run.run_stage", lambda command: 1)
+    monkeypatch.setattr("quickstart.run.stages", lambda steps: {f"{steps} steps": "true"})
+    assert main(QuickstartOptions(short=True)) == 1
+    said = capsys.readouterr()
+    assert said.out == "\n$ true\n" and "quickstart: 800 steps failed" in said.err
+    assert f"{FEWEST_STEPS} steps" in QuickstartOptions.model_fields["short"].description
 
 
 def test_the_untrained_encoder_is_fine_tuned_by_the_same_command(folder):

@@ -198,7 +198,7 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     few = ("optim.steps=3", "optim.warmup_steps=1")
     assert main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=few)) == 0
     printed = capsys.readouterr().out
-    speed = "if it reaches the speed of one layer of each encoder, timed now"
+    speed = "if it reaches the speed of this model, timed now"
     assert re.search(rf"^time        about \d+ seconds? on th.* cores? in \w+, {speed}$", printed, re.M)
     assert "launch      python -m pretrain.run" in printed
 
