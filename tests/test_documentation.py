@@ -230,3 +230,10 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(tmp_path: Path
         loaded = LoadedSampler()
         loaded.feed(built.read_text())
         assert loaded.addresses and not [address for address in loaded.addresses if "//" in address], page
+
+
+def test_continuous_integration_types_the_readmes_two_commands() -> None:
+    section = (REPOSITORY / "README.md").read_text().partition("## From clone to trained model")[2]
+    typed = re.findall(r"^make \w+", BLOCK.search(section)[2], re.MULTILINE)  # type: ignore[index]
+    script = (REPOSITORY / ".ci/run").read_text()
+    assert typed == ["make quickstart", "make test"] == re.findall(r"(?:^| )(make \w+)$", script, re.MULTILINE)
