@@ -4,13 +4,15 @@
     python bench/study.py bench/studies/backbones.json --results bench/results/backbones --report_only
 
 Runs the commands a user would type, one per GPU or core at a time, all rows of the first seed first; rerun it to
-resume. A finished cell (a row with a seed) is one small JSON in the folder of results, and a cell that has one is
-skipped: with these files another machine continues. The report beside them is `report.md` and `report.png`.
+resume. A cell (a row with a seed) in `results.json` is finished and skipped: with this file, to commit, another machine
+continues, and `--report_only` prints the report again. Beside it are `report.md`, `report.png` and the examples that
+intervals are computed from.
 """
 
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from os import chdir
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +22,11 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from bench.study.cell import is_finished, measure, read_cells, require_same_text, write_cell
+from bench.study.cell import content_sha256, is_finished, measure, require_same_text
 from bench.study.commands import Commands, Sources
 from bench.study.file import Row, Study, read_study
 from bench.study.jobs import Jobs
+from bench.study.results import EXAMPLES, Results
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import ConfigError, StrictConfig, one_of
 from foundation.files import ROOT, require_folder
@@ -48,7 +51,7 @@ class StudyOptions(StrictConfig):
     output: Path | None = None
     """folder for shards, runs and logs (default: runs/NAME)"""
     results: Path | None = None
-    """folder of the cells' JSON and the report (default: OUTPUT/results)"""
+    """folder of results.json, examples and the report (default: OUTPUT/results)"""
     seeds: tuple[int, ...] = ()
     """seeds to run now (default: all of the study's)"""
     rows: tuple[str, ...] = ()
@@ -72,10 +75,10 @@ def main(options: StudyOptions) -> int:
     results = options.results or output / "results"
     require_folder(output)
     require_folder(results, "results")
-    found = read_cells(results, study)
-    finished = {key for key, cell in found.items() if is_finished(cell, study)}
+    found = Results(results, study)
+    finished = {key for key, cell in found.cells.items() if is_finished(cell, study)}
     waiting = [(row, seed) for seed in seeds for row in rows if (row.name, seed) not in finished]
-    failed = False
+    failed, shared = False, results / EXAMPLES / "lock"  # another machine's study may add cells too
     if waiting and not options.report_only:
         require_data(options, study)
         with locked(output):
@@ -83,22 +86,24 @@ def main(options: StudyOptions) -> int:
             commands, jobs = Commands(study, sources, output), Jobs(output, options.jobs)
             if not all(jobs.run(job) for job in commands.shards()):
                 return 1
-            require_same_text(output / "shards", found.values())
-            if not jobs.run(commands.training(study.row(study.reference.row), study.reference.seed)):
+            require_same_text(output / "shards", found)
+            if not jobs.run(commands.training(study.reference_row, study.reference.seed)):
                 return 1
             reporting = threading.Lock()
 
             def run_cell(cell: tuple[Row, int]) -> bool:
                 done = all(jobs.run(job) for job in commands.cell(*cell))
                 if done:
-                    with reporting:
-                        write_cell(results, study, measure(output, commands, jobs, study, *cell))
+                    with reporting, Lock(shared, patience=inf):
+                        measured = measure(output, commands, jobs, study, *cell)
+                        Results(results, study).add(*measured, content_sha256(output / "shards"))
                         write_report(results, study)
                 return done
 
             with ThreadPoolExecutor(jobs.workers) as pool:
                 failed = not all([*pool.map(run_cell, waiting)])
-    write_report(results, study)
+    with Lock(shared, patience=inf):
+        write_report(results, study, keep=not options.report_only)
     print((results / "report.md").read_text())
     return int(failed)
 

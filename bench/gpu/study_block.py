@@ -10,10 +10,12 @@ from pathlib import Path
 
 from bench.gpu.items import keep
 from bench.gpu.parts import GpuOptions
-from bench.study.cell import measure, read_cells, write_cell
+from bench.study.cell import content_sha256, measure
 from bench.study.commands import Commands, Sources
 from bench.study.file import Study, read_study
 from bench.study.jobs import Jobs
+from bench.study.report import write_report
+from bench.study.results import FILE_NAME, Results
 from data_prep.manifest import load_manifest
 
 ROWS_ON_A_CPU = 1
@@ -28,14 +30,13 @@ def study_block(options: GpuOptions, product: Path) -> int:
     shards = output / "shards"
     shards.unlink(missing_ok=True)
     shards.symlink_to(options.data)
-    cells = json.loads(product.read_text()) if product.is_file() else {}
-    for name, cell in cells.items():
-        keep(cell, results / name)
-    finished = read_cells(results, study).keys()
+    if product.is_file():
+        keep(json.loads(product.read_text()), results / FILE_NAME)
+    finished = Results(results, study).cells
     nowhere = Path("not-here")
     commands = Commands(study, Sources((), None, nowhere, nowhere, nowhere), output)
     jobs = Jobs(output, 1)
-    reference = study.row(study.reference.row)
+    reference = study.reference_row
     failed = False
     for seed in study.seeds:
         for row in study.rows:
@@ -45,8 +46,10 @@ def study_block(options: GpuOptions, product: Path) -> int:
             if not all(jobs.run(job) for job in wanted if not job.name.startswith("export")):
                 failed = True
                 continue
-            write_cell(results, study, measure(output, commands, jobs, study, row, seed))
-            keep({path.name: json.loads(path.read_text()) for path in sorted(results.glob("*.json"))}, product)
+            cell = measure(output, commands, jobs, study, row, seed)
+            Results(results, study).add(*cell, content_sha256(shards))
+            write_report(results, study)
+            keep(json.loads((results / FILE_NAME).read_text()), product)
     return int(failed)
 
 
@@ -58,7 +61,14 @@ def block(options: GpuOptions) -> Study:
     """
     assert options.data
     manifest, study = load_manifest(options.data), read_study(options.study).scaled(options.study_scale)
-    changes = {"blimp": False, "probes": (), "vocab_size": manifest.vocab_size, "seq_length": manifest.seq_length}
+    changes = {
+        "blimp": (),
+        "probes": (),
+        "predictions": (),
+        "vocab_size": manifest.vocab_size,
+        "seq_length": manifest.seq_length,
+    }
     if options.device == "cpu":
         changes |= {"preset": "tiny", "rows": study.rows[:ROWS_ON_A_CPU], "seeds": study.seeds[:1]}
-    return study.model_copy(update=changes)
+    study = study.model_copy(update=changes)
+    return study.model_copy(update={"measures": tuple(filter(study.known_measures().__contains__, study.measures))})

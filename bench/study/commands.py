@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.study.file import Probe, Row, Study
-from bench.study.jobs import Job, JobRecord
+from bench.study.jobs import Job
 
 CHECKPOINTS = 6
 """Checkpoints saved in each run."""
@@ -99,11 +99,3 @@ class Commands:
             f" --seeds {' '.join(map(str, probe.seeds))} --epochs {probe.epochs}"
             + "".join(f" {shlex.quote(option)}" for option in probe.options)
         )
-
-    def without_paths(self, record: JobRecord) -> JobRecord:
-        """Returns the record with names such as GLUE in its command instead of this machine's folders."""
-        sources, command = self.sources, record.command
-        shown = {"SQUAD": sources.squad, "BLIMP": sources.blimp, "GLUE": sources.data_dir, "OUTPUT": self.folder}
-        for name, path in sorted(shown.items(), key=lambda item: -len(str(item[1]))):  # one may lie in another
-            command = command.replace(shlex.quote(str(path)), name)
-        return record.model_copy(update={"command": command})

@@ -1,22 +1,23 @@
 """Measures of a study's rows and their differences, with intervals over seeds and examples together.
 
-Everything is computed from the cells' JSON. Differences are paired by seed and by example: cells with the same seed
-have the same initial weights, order, masks and random draws, and all cells are evaluated on the same examples.
+An interval is computed from its cells' examples once, and kept with the results. Differences are paired by seed and by
+example: cells with the same seed have the same initial weights, order, masks and random draws, and all cells are
+evaluated on the same examples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from bench.study.cell import CellResult
 from bench.study.file import Prediction, Study, blimp_measure
+from bench.study.results import MINUS, Bounds, CellResult, Results
 from finetune.reporting.comparisons import resampled
 from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, resample
 
-Cells = Mapping[tuple[str, int], CellResult]
-"""Finished cells by row and seed."""
 LEAST_SEEDS = 5
 """With fewer seeds, an interval over seeds is too narrow to decide anything."""
 
@@ -25,24 +26,33 @@ class Effect(NamedTuple):
     """The mean of one row or the difference between two, with its interval."""
 
     interval: Interval
+    """None if a number is undefined; its ends are NaN if examples of a cell are on another machine."""
     seeds: tuple[int, ...]
     """Seeds covered; for a difference, those that both rows have."""
     passed: bool
     """Whether all cells it covers pass the gates."""
 
 
-def examples_resampled(cell: CellResult, measure: str, study: Study) -> ResampledStatistic:
-    """Returns a measure of one cell with its bootstrap over examples; all cells use the same resamples.
+def value_of(cell: CellResult, measure: str) -> float:
+    """Returns a number of a cell, NaN if it is undefined."""
+    value = cell.numbers[measure]
+    return math.nan if value is None else value
 
-    A number without stored examples has the same value on every resample.
+
+def examples_resampled(results: Results, row: str, seed: int, measure: str) -> ResampledStatistic | None:
+    """Returns a measure of one cell with its bootstrap over examples, None without the examples; all cells use the same
+    resamples.
+
+    A number that never has examples has the same value on every resample.
     """
-    value = float("nan") if (number := cell.numbers[measure]) is None else number
+    study, value = results.study, value_of(results.cells[row, seed], measure)
     if measure not in study.known_measures():
         return ResampledStatistic(value, np.full(RESAMPLES, value))
     probe = next((probe for probe in study.probes if probe.measure == measure), None)
     place, _, what = measure.rpartition(" ")
-    stored = cell.examples.get(measure) or cell.examples[place]
-    columns = {name: part.unpack() for name, part in stored.items()}
+    columns = results.columns(row, seed, measure, place)
+    if not columns:
+        return None
     if probe:
         answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
         resampled_R = 100 * np.mean([resampled(answer, probe.metric) for answer in answers], axis=0)
@@ -68,35 +78,62 @@ def passes(cell: CellResult, study: Study) -> bool:
         for name in ("MLM loss", "unigram entropy", "own loss over entropy")
         for number in [cell.numbers.get(name, -math.inf)]  # a masked language model detects nothing
     )
-    learned = not study.row(cell.row).has_generator or entropy - mlm > study.gates.mlm_gain
+    learned = not cell.row.has_generator or entropy - mlm > study.gates.mlm_gain
     return learned and share < study.gates.loss_over_entropy
 
 
 class CellMeasure:
     """One measure in all cells that have it."""
 
-    def __init__(self, cells: Cells, measure: str, study: Study) -> None:
-        self.cells, self.study = cells, study
-        self._found = {
-            key: examples_resampled(cell, measure, study) for key, cell in cells.items() if measure in cell.numbers
-        }
+    def __init__(self, results: Results, measure: str) -> None:
+        self.results, self.measure = results, measure
+        self._resampled = cache(lambda row, seed: examples_resampled(results, row, seed, measure))
 
     def row(self, name: str) -> Effect:
         """Returns a row's mean over its seeds."""
-        seeds = tuple(seed for seed in self.study.seeds if (name, seed) in self._found)
-        return self._effect(seeds, name)
+        return self._effect(name)
 
     def difference(self, name: str, minus: str) -> Effect:
         """Returns the difference of two rows over the seeds that both have."""
-        seeds = tuple(seed for seed in self.study.seeds if {(name, seed), (minus, seed)} <= self._found.keys())
-        return self._effect(seeds, name, minus)
+        return self._effect(name, minus)
 
-    def _effect(self, seeds: tuple[int, ...], *names: str) -> Effect:
+    def _effect(self, *names: str) -> Effect:
+        """Keeps an interval that it computes; without the examples, returns the kept one, perhaps over fewer seeds."""
+        cells, study, intervals = self.results.cells, self.results.study, self.results.file.intervals
+        seeds = tuple(
+            seed
+            for seed in study.seeds
+            if all((name, seed) in cells and self.measure in cells[name, seed].numbers for name in names)
+        )
         if not seeds:
             return Effect(None, (), False)
-        found = [multi_bootstrap([self._found[name, seed] for seed in seeds]) for name in names]
-        passed = all(passes(self.cells[name, seed], self.study) for name in names for seed in seeds)
-        return Effect((found[0].minus(found[1]) if len(found) > 1 else found[0]).interval(), seeds, passed)
+        bounds = intervals.get(self.measure, {}).get(MINUS.join(names))
+        if (bounds is None or bounds.seeds != seeds) and (computed := self._bounds(seeds, names)):
+            bounds = computed
+            if self.measure in study.known_measures():
+                intervals.setdefault(self.measure, {})[MINUS.join(names)] = bounds
+        seeds = bounds.seeds if bounds else seeds
+        passed = all(passes(cells[name, seed], study) for name in names for seed in seeds)
+        means = [statistics.fmean(value_of(cells[name, seed], self.measure) for seed in seeds) for name in names]
+        value = means[0] - sum(means[1:])
+        low, high = (bounds.low, bounds.high) if bounds else (math.nan, math.nan)
+        return Effect(None if math.isnan(value) else [value, low, high], seeds, passed)
+
+    def _bounds(self, seeds: tuple[int, ...], names: tuple[str, ...]) -> Bounds | None:
+        """Returns the ends of the Multi-Bootstrap's interval; None if a cell's examples are on another machine, or its
+        number is undefined.
+        """
+        found = []
+        for name in names:
+            per_seed = [one for seed in seeds if (one := self._resampled(name, seed))]
+            if len(per_seed) < len(seeds):
+                return None
+            found.append(multi_bootstrap(per_seed))
+        interval = (found[0].minus(found[1]) if len(found) > 1 else found[0]).interval()
+        if interval is None:
+            return None
+        _, low, high = (float(f"{end:.8g}") for end in interval)  # as printed before and after they are stored
+        return Bounds(seeds=seeds, low=low, high=high)
 
 
 def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatistic:
@@ -114,13 +151,15 @@ def multi_bootstrap(per_seed: Sequence[ResampledStatistic]) -> ResampledStatisti
 
 def verdict(prediction: Prediction, effect: Effect) -> str:
     """Returns whether an effect agrees with a prediction: "holds", "refuted", or why that is open."""
-    if effect.interval is None or not effect.seeds:
+    if effect.interval is None:
         return "not run"
     if not effect.passed:
         return "gates not passed"
     if len(effect.seeds) < LEAST_SEEDS:
         return f"open: {len(effect.seeds)} of at least {LEAST_SEEDS} seeds"
     _, low, high = effect.interval
+    if math.isnan(low):
+        return "open: no examples"
     at_least, at_most = prediction.bounds
     if high < at_least or low > at_most:
         return "refuted"

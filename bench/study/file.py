@@ -137,10 +137,9 @@ def blimp_measure(kind: str) -> str:
     return "BLiMP" if kind == "discriminator" else f"BLiMP {kind}"
 
 
-class Study(StrictConfig):
-    """A study: every row is trained with every seed."""
+class Conditions(StrictConfig):
+    """The settings of a study that, with a row and a seed, determine the numbers of a cell."""
 
-    title: str
     preset: Preset
     vocab_size: int = Field(ge=100, le=65_536)
     seq_length: int = Field(ge=8, le=65_535)
@@ -150,10 +149,6 @@ class Study(StrictConfig):
     """overrides for every row"""
     deepspeed_config: str | None = None
     """as `--deepspeed_config` of run.py"""
-    rows: tuple[Row, ...] = Field(min_length=1)
-    baseline: str
-    """the row that the others are compared with"""
-    seeds: tuple[Seed, ...] = Field(min_length=1)
     reference: Reference
     held_out_sequences: int = Field(ge=16, le=4096)
     """sequences of every evaluation"""
@@ -162,6 +157,16 @@ class Study(StrictConfig):
     blimp: tuple[Literal["discriminator", "generator", "likelihood"], ...] = ("discriminator",)
     """scores on BLiMP, as `--score` of blimp.py; likelihoods of a sampler from a file are those of p_G"""
     probes: tuple[Probe, ...] = ()
+
+
+class Study(Conditions):
+    """A study: every row is trained with every seed."""
+
+    title: str
+    rows: tuple[Row, ...] = Field(min_length=1)
+    baseline: str
+    """the row that the others are compared with"""
+    seeds: tuple[Seed, ...] = Field(min_length=1)
     gates: Gates = Gates()
     measures: tuple[str, ...]
     """measures whose effects are reported"""
@@ -205,6 +210,13 @@ class Study(StrictConfig):
             f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
         ]
         return [*crossed, *map(blimp_measure, self.blimp), *(probe.measure for probe in self.probes)]
+
+    def conditions(self) -> Conditions:
+        return Conditions(**{name: getattr(self, name) for name in Conditions.model_fields})
+
+    @property
+    def reference_row(self) -> Row:
+        return self.row(self.reference.row)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

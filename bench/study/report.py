@@ -1,7 +1,8 @@
-"""The report of a study, from its cells' JSON only: gates, measures, effects, samplers, costs, predictions, figure."""
+"""The report of a study, from its results only: gates, measures, effects, samplers, costs, predictions, figure."""
 
+import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -11,9 +12,9 @@ matplotlib.use("Agg")  # no display on a cluster
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from bench.study.cell import CellResult, read_cells
-from bench.study.effects import CellMeasure, Cells, Effect, passes, verdict
+from bench.study.effects import CellMeasure, Effect, passes, verdict
 from bench.study.file import Row, Study
+from bench.study.results import CellResult, Cells, Results
 from foundation.files import write_atomically
 from foundation.markdown_table import markdown_table
 
@@ -29,18 +30,20 @@ SAMPLER = (
 """Numbers about the sampling distribution and its estimates; their intervals are over seeds only."""
 
 
-def write_report(results: Path, study: Study) -> None:
-    """Writes `report.md` and `report.png` beside the cells.
+def write_report(folder: Path, study: Study, keep: bool = True) -> None:
+    """Writes `report.md` and `report.png` beside the results and, with `keep`, new intervals into the results.
 
     Raises:
-        ConfigError: a cell is damaged, or its settings differ from the study's.
+        ConfigError: the results are damaged, or their conditions differ from the study's.
     """
-    cells = read_cells(results, study)
-    results.mkdir(parents=True, exist_ok=True)
-    measured = {name: CellMeasure(cells, name, study) for name in (*study.known_measures(), *SAMPLER)}
-    write_atomically(results / "report.md", ("\n\n".join(sections(study, cells, measured)) + "\n").encode())
-    if cells:
-        draw(study, cells, measured, results / "report.png")
+    results = Results(folder, study)
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = {name: CellMeasure(results, name) for name in (*study.known_measures(), *SAMPLER)}
+    write_atomically(folder / "report.md", ("\n\n".join(sections(study, results.cells, measured)) + "\n").encode())
+    if results.cells:
+        draw(study, results.cells, measured, folder / "report.png")
+        if keep:
+            results.write()
 
 
 def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> Iterator[str]:
@@ -79,13 +82,14 @@ def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> It
 
 def means(measured: dict[str, CellMeasure], ran: Sequence[Row], names: Sequence[str]) -> str:
     """Returns a table of several measures of each row."""
-    return table(("row", *names), [[row.name, *(show(measured[name].row(row.name)) for name in names)] for row in ran])
+    shown = [[show(measured[name].row(row.name)) for row in ran] for name in names]
+    return table(("row", *names), [[row.name, *columns] for row, *columns in zip(ran, *shown, strict=True)])
 
 
-def effects(measured: dict[str, CellMeasure], pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> str:
+def effects(measured: dict[str, CellMeasure], pairs: Sequence[tuple[str, str]], names: Sequence[str]) -> str:
     """Returns a table of the differences between pairs of rows in several measures."""
-    rows = [[row, minus, *(show(measured[name].difference(row, minus), "+") for name in names)] for row, minus in pairs]
-    return table(("row", "minus", *names), rows)
+    shown = [[show(measured[name].difference(*pair), "+") for pair in pairs] for name in names]
+    return table(("row", "minus", *names), [[*pair, *columns] for pair, *columns in zip(pairs, *shown, strict=True)])
 
 
 def prediction_rows(study: Study, measured: dict[str, CellMeasure]) -> Iterator[list[str]]:
@@ -102,7 +106,7 @@ def references(study: Study, cells: Cells) -> Iterator[str]:
 
     Arithmetic differs between machines, so a reference trained on another machine draws other replacements.
     """
-    draws = {key: cell.examples["frozen"]["replaced"].data for key, cell in cells.items() if "frozen" in cell.examples}
+    draws = {key: cell.reference for key, cell in cells.items() if cell.reference}
     found = list(dict.fromkeys(draws.values()))
     if len(found) > 1:
         rows = [
@@ -134,16 +138,11 @@ def gates(study: Study, cells: Cells) -> str:
 
 def costs(study: Study, cells: Cells) -> str:
     """Returns a table of each row's FLOPs, tokens and seconds per command, as means over its seeds."""
-    parts = list(dict.fromkeys(job.name.split("-")[0] for cell in cells.values() for job in cell.jobs))
+    parts = list(dict.fromkeys(part for cell in cells.values() for part in cell.seconds))
     rows = []
     for row in study.rows:
         if own := [cell for (name, _), cell in cells.items() if name == row.name]:
-            seconds = {
-                part: statistics.fmean(
-                    sum(job.seconds for job in cell.jobs if job.name.startswith(part)) for cell in own
-                )
-                for part in parts
-            }
+            seconds = {part: statistics.fmean(cell.seconds.get(part, 0.0) for cell in own) for part in parts}
             sizes = (f"{own[0].flops_per_token / 1e6:.3f}", f"{own[0].tokens / 1e6:.2f}", f"{flops(own[0]) / 1e15:.4f}")
             rows.append([row.name, *sizes, *(f"{value:.0f}" for value in seconds.values())])
     return table(("row", "MFLOP/token", "million tokens", "PFLOP", *(f"{part}, s" for part in parts)), rows)
@@ -159,7 +158,8 @@ def show(effect: Effect, sign: str = "") -> str:
     if effect.interval is None:
         return "-"
     middle, low, high = (f"{round(value, 9):{sign}.4g}" for value in effect.interval)
-    return f"{middle} ({low} to {high}), n={len(effect.seeds)}{'' if effect.passed else ' †'}"
+    ends = "no examples" if math.isnan(effect.interval[1]) else f"{low} to {high}"
+    return f"{middle} ({ends}), n={len(effect.seeds)}{'' if effect.passed else ' †'}"
 
 
 def spread(cells: Cells, row: str, number: str) -> str:

@@ -1,12 +1,13 @@
 """Cells of a small study, made from random answers without training."""
 
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import matthews_corrcoef, roc_auc_score
 
-from bench.study.cell import CellResult, PackedArray, conditions
+from bench.study.cell import checksum
 from bench.study.file import Study
+from bench.study.results import CellResult, Columns, Results
 from pretrain.analysis.analysis import SUMMED, sequence_sums
 from pretrain.analysis.observation import Judgment
 
@@ -48,7 +49,7 @@ def judgment(seed: int, skill: float) -> Judgment:
     return Judgment(d.astype(np.float32), replaced, masked, np.repeat(np.arange(SEQUENCES), LENGTH))
 
 
-def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> CellResult:
+def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> tuple[CellResult, dict[str, Columns]]:
     """Returns a cell whose numbers are computed from its examples by plain means and scikit-learn."""
     found: dict[str, float | None] = {
         "MLM loss": 4.0,
@@ -57,42 +58,52 @@ def make_cell(row: str, seed: int, skill: float = 1.0, **numbers: float) -> Cell
         "own loss over entropy": 0.6,
         "frozen loss over entropy": 0.7,
     }
-    examples: dict[str, dict[str, PackedArray]] = {}
+    examples: dict[str, Columns] = {}
     for place in ("difficulty", "frozen", "own"):
         answers = judgment(seed, skill)
         right = (answers.d > 0) == answers.replaced
         loss = np.logaddexp(0, np.where(answers.replaced, -answers.d, answers.d))
         found |= {f"{place} loss": float(loss.mean()), f"{place} accuracy": float(right[answers.masked].mean())}
         found[f"{place} AUC"] = float(roc_auc_score(answers.replaced, answers.d))
-        columns = zip(SUMMED, sequence_sums(answers), strict=True)
-        examples[place] = {name: PackedArray.pack(sums_S) for name, sums_S in columns}
+        examples[place] = dict(zip(SUMMED, sequence_sums(answers), strict=True))
     pairs = np.random.default_rng(seed).random(EXAMPLES) < 0.5 + 0.2 * skill
     found |= {"BLiMP": 100 * float(pairs.mean())}
-    examples["BLiMP"] = {"right": PackedArray.pack(2 * pairs)}
+    examples["BLiMP"] = {"right": 2 * pairs}
     target = np.arange(EXAMPLES) % 2
     predicted = [
         np.where(np.random.default_rng(s).random(EXAMPLES) < 0.7, target, 1 - target) for s in (seed, seed + 50)
     ]
     found["CoLA matthews"] = 100 * float(np.mean([matthews_corrcoef(target, one) for one in predicted]))
-    examples["CoLA matthews"] = {"predicted": PackedArray.pack(predicted), "target": PackedArray.pack([target, target])}
+    examples["CoLA matthews"] = {"predicted": np.array(predicted), "target": np.array([target, target])}
     overlap, answerable = np.random.default_rng(seed).random(EXAMPLES), target == 1
     found["SQuAD f1"] = 100 * float(overlap.mean())
-    columns_of = {"exact": [overlap > 0.5], "f1": [overlap], "answerable": [answerable]}
-    examples["SQuAD f1"] = {name: PackedArray.pack(column) for name, column in columns_of.items()}
-    values: dict[str, Any] = {
-        "data_sha256": "0" * 64,
-        "commit": None,
-        "versions": {},
-        "machine": "",
-        "tokens": 1e4,
-        "flops_per_token": 4e6,
-    }
-    return CellResult(
-        row=row,
+    columns_of = {"exact": overlap > 0.5, "f1": overlap, "answerable": answerable}
+    examples["SQuAD f1"] = {name: column[None] for name, column in columns_of.items()}
+    cell = CellResult(
+        row=STUDY.row(row),
         seed=seed,
-        conditions=conditions(STUDY, STUDY.row(row)),
-        numbers=found | numbers,
-        examples=examples,
-        jobs=(),
-        **values,
+        commit=None,
+        versions={},
+        machine="",
+        tokens=1e4,
+        flops_per_token=4e6,
+        numbers={**found, **numbers},
+        reference=checksum(examples["frozen"]["replaced"]),
+        seconds={"train": 10.0 + seed},
     )
+    return cell, examples
+
+
+def add(
+    folder: Path, cell: CellResult, examples: dict[str, Columns], study: Study = STUDY, text: str = "0" * 64
+) -> Results:
+    """Adds a cell to the results in a folder, as another run of the study does, and returns them as they are read."""
+    Results(folder, study).add(cell, examples, text)
+    return Results(folder, study)
+
+
+def add_cells(folder: Path, *keys: tuple[str, int], **numbers: float) -> Results:
+    """Adds cells in which every row but the baseline is better."""
+    for row, seed in keys:
+        add(folder, *make_cell(row, seed, 1.0 if row == "base" else 1.6, **numbers))
+    return Results(folder, STUDY)

@@ -129,7 +129,7 @@ def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(options, shards_fold
     assert records["ablation tiny 32"]["found"]["without cpu_ops"]["seconds"] > 0
     assert sum(row["share"] for row in records["profile tiny 32"]["found"]["kernels"]) > 0.8
     assert len(records["training bf16"]["found"]["curve"]) == 20
-    (cell,) = records["study"]["found"].values()
+    (cell,) = records["study"]["found"]["cells"].values()
     assert cell["numbers"]["frozen AUC"] > 0
     assert (options.output / "trace.json.gz").stat().st_size < 16e6
     calls = [record["calls"] for record in records.values()]

@@ -10,7 +10,7 @@ from bench.study.cell import content_sha256, require_same_text
 from data_prep.manifest import MANIFEST_NAME
 from foundation.config import ConfigError
 from foundation.files import sealed, unsealed
-from tests.bench.study_cells import make_cell
+from tests.bench.study_cells import add, make_cell
 
 
 @pytest.fixture
@@ -29,8 +29,7 @@ def test_the_checksum_of_shards_is_of_their_content(shards: Path) -> None:
     assert content_sha256(shards) != before
 
 
-def test_cells_of_other_text_are_refused(shards: Path) -> None:
-    same = make_cell("base", 0).model_copy(update={"data_sha256": content_sha256(shards)})
-    require_same_text(shards, [same])
-    with pytest.raises(ConfigError, match=r"input: .* such as base with seed 1"):
-        require_same_text(shards, [same, make_cell("base", 1)])
+def test_cells_of_other_text_are_refused(shards: Path, tmp_path: Path) -> None:
+    require_same_text(shards, add(tmp_path / "same", *make_cell("base", 0), text=content_sha256(shards)))
+    with pytest.raises(ConfigError, match=r"input: .* differs from the shards of the cells in .*other/results\.json"):
+        require_same_text(shards, add(tmp_path / "other", *make_cell("base", 0)))

@@ -1,21 +1,22 @@
-"""Claims about a study's report: it is made from the cells' JSON only, and says how many seeds there are."""
+"""Claims about a study's report: it is made from the results only, and says how many seeds there are."""
 
 import json
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bench.study.cell import PackedArray, conditions, is_finished, read_cells, write_cell
+from bench.study.cell import is_finished
+from bench.study.file import read_study
 from bench.study.report import write_report
+from bench.study.results import EXAMPLES, FILE_NAME, Results
 from foundation.config import ConfigError
-from tests.bench.study_cells import STUDY, make_cell
+from tests.bench.study_cells import STUDY, add, add_cells, make_cell
+from tests.conftest import REPOSITORY
 
 
 def write_cells(folder: Path, seeds: tuple[int, ...]) -> None:
-    for seed in seeds:
-        for row, skill in (("base", 1.0), ("better row", 1.6)):
-            write_cell(folder, STUDY, make_cell(row, seed, skill))
+    add_cells(folder, *((row, seed) for seed in seeds for row in ("base", "better row")))
 
 
 def test_the_report_of_a_whole_study_decides_its_predictions(tmp_path: Path) -> None:
@@ -34,11 +35,8 @@ def test_rows_that_a_prediction_compares_are_compared_in_every_measure(tmp_path:
     predictions = (*STUDY.predictions, pair, pair.model_copy(update={"row": "third", "minus": "better row"}))
     study = STUDY.model_copy(update={"rows": (*STUDY.rows, third), "predictions": predictions})
     write_cells(tmp_path, (0, 1))
-    write_cell(
-        tmp_path,
-        study,
-        make_cell("base", 0).model_copy(update={"row": "third", "conditions": conditions(study, third)}),
-    )
+    cell, examples = make_cell("base", 0)
+    add(tmp_path, cell.model_copy(update={"row": third}), examples, study)
     write_report(tmp_path, study)
     _, _, after = (tmp_path / "report.md").read_text().partition("## Effects: further rows of the predictions")
     rows = [line.split(" | ")[:2] for line in after.partition("##")[0].splitlines() if line.startswith("| ")][1:]
@@ -64,79 +62,117 @@ def test_the_report_says_which_cells_the_reference_of_another_machine_measured(t
     write_cells(tmp_path, (0, 1))
     write_report(tmp_path, STUDY)
     assert "## References" not in (tmp_path / "report.md").read_text()
-    cell = make_cell("base", 2)
-    elsewhere = {"replaced": PackedArray.pack(cell.examples["frozen"]["replaced"].unpack() + 1)}
-    examples = cell.examples | {"frozen": cell.examples["frozen"] | elsewhere}
-    write_cell(tmp_path, STUDY, cell.model_copy(update={"examples": examples}))
+    cell, examples = make_cell("base", 2)
+    add(tmp_path, cell.model_copy(update={"reference": "elsewhere"}), examples)
     write_report(tmp_path, STUDY)
     report = (tmp_path / "report.md").read_text()
     assert "| base | 0, 1 | 2 |" in report and "| better row | 0, 1 |  |" in report
 
 
 def test_a_mean_outside_of_its_interval_is_drawn(tmp_path: Path) -> None:
-    for row in ("base", "better row"):
-        write_cell(tmp_path, STUDY, make_cell(row, 0, BLiMP=100.0))
+    add_cells(tmp_path, ("base", 0), ("better row", 0), BLiMP=100.0)
     write_report(tmp_path, STUDY)
     assert (tmp_path / "report.png").stat().st_size > 10_000
 
 
-def test_a_cell_is_read_as_it_was_written_and_fits_100_kb(tmp_path: Path) -> None:
-    cell = make_cell("better row", 3)
-    write_cell(tmp_path, STUDY, cell)
-    assert read_cells(tmp_path, STUDY) == {("better row", 3): cell}
-    assert (tmp_path / "better-row-seed3.json").stat().st_size < 100_000
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_packed_numbers_and_truth_values_are_unpacked_as_they_were() -> None:
-    for values in ([[0, 255], [3, 4]], [True, False], [0.25, 300.0, -2.0]):
-        found = PackedArray.pack(values).unpack()
-        assert found.tolist() == values
-        assert (found.dtype == bool) == (np.asarray(values).dtype == bool)
+def test_the_committed_file_alone_prints_the_report_again_and_stays_as_it_is(tmp_path: Path) -> None:
+    write_cells(tmp_path / "here", STUDY.seeds)
+    write_report(tmp_path / "here", STUDY)
+    assert (tmp_path / "here" / EXAMPLES / "base-seed0.npz").is_file()
+    (tmp_path / "there").mkdir()
+    shutil.copy(tmp_path / "here" / FILE_NAME, tmp_path / "there")
+    write_report(tmp_path / "there", STUDY, keep=False)
+    assert content(tmp_path / "there") == content(tmp_path / "here")
+    (tmp_path / "there" / "report.md").unlink()
+    write_report(tmp_path / "there", STUDY)
+    assert content(tmp_path / "there") == content(tmp_path / "here")
 
 
-def test_a_cell_of_other_conditions_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["backbones", "samplers"])
+def test_a_committed_study_prints_every_measure_with_its_interval(name: str, tmp_path: Path) -> None:
+    committed = REPOSITORY / "bench/results" / name / FILE_NAME
+    assert committed.stat().st_size < 170_000
+    shutil.copy(committed, tmp_path)
+    study = read_study(REPOSITORY / f"bench/studies/{name}.json")
+    write_report(tmp_path, study, keep=False)
+    report, whole = (tmp_path / "report.md").read_text(), len(study.rows) * len(study.seeds)
+    assert f"{whole} of {whole} cells" in report and "no examples" not in report and "not run" not in report
+    assert (tmp_path / FILE_NAME).read_bytes() == committed.read_bytes()
+
+
+def test_a_cell_is_read_as_it_was_written_and_is_small(tmp_path: Path) -> None:
+    cell, examples = make_cell("better row", 3)
+    cell = cell.model_copy(update={"numbers": {"BLiMP": 51.123456, "SQuAD f1": None}})
+    assert add(tmp_path, cell, examples).cells == {("better row", 3): cell}
+    assert (tmp_path / FILE_NAME).stat().st_size < 3_000
+
+
+def test_cells_of_other_conditions_are_refused(tmp_path: Path) -> None:
     write_cells(tmp_path, (0,))
     with pytest.raises(
-        ConfigError, match=r"base-seed0\.json was made with another steps, warmup_steps, held_out_sequences;"
+        ConfigError, match=r"results\.json was made with another steps, warmup_steps, held_out_sequences; name"
     ):
         write_report(tmp_path, STUDY.scaled(0.5))
+    rows = tuple(row.model_copy(update={"steps": 30}) for row in STUDY.rows)
+    with pytest.raises(ConfigError, match=r"was made with another reference, row 'base', row 'better row';"):
+        write_report(tmp_path, STUDY.model_copy(update={"rows": rows}))
+
+
+def test_a_setting_that_studies_gain_has_its_default_in_older_results(tmp_path: Path) -> None:
+    write_cells(tmp_path, (0,))
+    path = tmp_path / FILE_NAME
+    values = json.loads(path.read_text())
+    assert values["conditions"].pop("deepspeed_config") is None
+    assert values["cells"]["base-seed0"]["row"].pop("preset") is None
+    path.write_text(json.dumps(values))
+    assert len(Results(tmp_path, STUDY).cells) == 2
+    with pytest.raises(ConfigError, match="another deepspeed_config"):
+        Results(tmp_path, STUDY.model_copy(update={"deepspeed_config": "other.json"}))
 
 
 def test_more_seeds_rows_and_predictions_keep_the_cells(tmp_path: Path) -> None:
     write_cells(tmp_path, (0,))
     row = STUDY.rows[0].model_copy(update={"name": "third"})
     more = STUDY.model_copy(update={"seeds": (*STUDY.seeds, 5), "rows": (*STUDY.rows, row), "predictions": ()})
-    assert len(read_cells(tmp_path, more)) == 2
+    assert len(Results(tmp_path, more).cells) == 2
+
+
+def test_cells_of_rows_and_seeds_that_left_the_study_stay_in_the_file(tmp_path: Path) -> None:
+    write_cells(tmp_path, (0, 1))
+    fewer = STUDY.model_copy(update={"rows": STUDY.rows[:1], "seeds": (0, 2), "predictions": ()})
+    assert len(add(tmp_path, *make_cell("base", 2), fewer).cells) == 2
+    assert len(Results(tmp_path, STUDY).cells) == 5
 
 
 def test_a_cell_without_a_probe_added_later_is_reported_but_not_finished(tmp_path: Path) -> None:
-    write_cells(tmp_path, STUDY.seeds)
     cola, squad = STUDY.probes
     before = STUDY.model_copy(update={"probes": (squad,)})
-    cell = make_cell("base", 4)
+    cell, examples = make_cell("base", 4)
     numbers = {name: value for name, value in cell.numbers.items() if name != cola.measure}
-    row = STUDY.row("base")
-    write_cell(tmp_path, STUDY, cell.model_copy(update={"numbers": numbers, "conditions": conditions(before, row)}))
-    cells = read_cells(tmp_path, STUDY)
+    add(tmp_path, cell.model_copy(update={"numbers": numbers}), examples, before)
+    add_cells(
+        tmp_path, *((row.name, seed) for row in STUDY.rows for seed in STUDY.seeds if (row.name, seed) != ("base", 4))
+    )
+    cells = Results(tmp_path, STUDY).cells
     assert [key for key, found in cells.items() if not is_finished(found, STUDY)] == [("base", 4)]
     write_report(tmp_path, STUDY)
     report = (tmp_path / "report.md").read_text()
     assert "10 of 10 cells" in report and "n=4" in report
     changed = STUDY.model_copy(update={"probes": (cola, squad.model_copy(update={"epochs": 2}))})
-    with pytest.raises(ConfigError, match=r"base-seed0\.json was made with another probes"):
-        read_cells(tmp_path, changed)
+    with pytest.raises(ConfigError, match=r"results\.json was made with another probes"):
+        Results(tmp_path, changed)
 
 
-def test_a_damaged_cell_is_refused(tmp_path: Path) -> None:
+def test_damaged_results_and_examples_are_refused(tmp_path: Path) -> None:
     write_cells(tmp_path, (0,))
-    path = tmp_path / "base-seed0.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"numbers": 3}))
-    with pytest.raises(ConfigError, match=r"base-seed0\.json is damaged"):
+    (tmp_path / EXAMPLES / "base-seed0.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match=r"base-seed0\.npz is damaged; remove it"):
         write_report(tmp_path, STUDY)
-
-
-def test_cells_of_different_text_are_refused(tmp_path: Path) -> None:
-    write_cells(tmp_path, (0,))
-    write_cell(tmp_path, STUDY, make_cell("base", 1).model_copy(update={"data_sha256": "1" * 64}))
-    with pytest.raises(ConfigError, match=r"different shards .*base-seed1"):
+    path = tmp_path / FILE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"cells": 3}))
+    with pytest.raises(ConfigError, match=r"results\.json is damaged \(.*\); restore it"):
         write_report(tmp_path, STUDY)
