@@ -80,14 +80,16 @@ def main(options: StudyOptions) -> int:
     waiting = [(row, seed) for seed in seeds for row in rows if (row.name, seed) not in finished]
     failed, shared = False, results / EXAMPLES / "lock"  # another machine's study may add cells too
     if waiting and not options.report_only:
-        require_data(options, study)
+        require_data(options, study, output)
         with locked(output):
             sources = Sources(options.input, options.punkt, options.data_dir, options.squad, options.blimp)
             commands, jobs = Commands(study, sources, output), Jobs(output, options.jobs)
             if not all(jobs.run(job) for job in commands.shards()):
                 return 1
             require_same_text(output / "shards", found)
-            if not jobs.run(commands.training(study.reference_row, study.reference.seed)):
+            if study.reference and not jobs.run(
+                commands.training(study.row(study.reference.row), study.reference.seed)
+            ):
                 return 1
             reporting = threading.Lock()
 
@@ -137,18 +139,28 @@ def chosen(options: StudyOptions, study: Study) -> tuple[tuple[Row, ...], tuple[
     return rows, options.seeds or study.seeds
 
 
-def require_data(options: StudyOptions, study: Study) -> None:
-    """Checks that the data of every measure is there, before anything is trained.
+def require_data(options: StudyOptions, study: Study, output: Path) -> None:
+    """Checks that the data of every measure, a given vocabulary and the models to start from are there, before anything
+    is trained.
 
     Raises:
-        ConfigError: one is not a folder.
+        ConfigError: one is missing.
     """
     tasks = {probe.task for probe in study.probes}
     needed = [("data_dir", options.data_dir / task) for task in sorted(tasks - {"SQuAD"})]
     needed += [("squad", options.squad)] if "SQuAD" in tasks else []
     needed += [("blimp", options.blimp)] if study.blimp else []
     needed += [("punkt", options.punkt)] if options.punkt else []
-    if missing := [f"{name}: {path} is not a folder; name one" for name, path in needed if not path.is_dir()]:
+    missing = [f"{name}: {path} is not a folder; name one" for name, path in needed if not path.is_dir()]
+    models = (*study.init_from, *(name for row in study.rows for name in row.init_from))
+    given = [("init_from", name) for name in models]
+    given += [("vocab", study.vocab)] if study.vocab else []
+    missing += [
+        f"{name}: {output / path} does not exist; the study's paths are relative to --output"
+        for name, path in dict.fromkeys(given)
+        if not (output / path).exists()
+    ]
+    if missing:
         raise ConfigError(*missing)
 
 

@@ -23,8 +23,8 @@ ROWS_ON_A_CPU = 1
 
 def study_block(options: GpuOptions, product: Path) -> int:
     """Runs the missing cells, all rows of the first seed first; returns 1 if one failed, after trying the others."""
-    assert options.data
     study, output = block(options), options.work / "study"
+    assert options.data and study.reference
     results = output / "results"
     results.mkdir(parents=True, exist_ok=True)
     shards = output / "shards"
@@ -36,7 +36,7 @@ def study_block(options: GpuOptions, product: Path) -> int:
     nowhere = Path("not-here")
     commands = Commands(study, Sources((), None, nowhere, nowhere, nowhere), output)
     jobs = Jobs(output, 1)
-    reference = study.reference_row
+    reference = study.row(study.reference.row)
     failed = False
     for seed in study.seeds:
         for row in study.rows:

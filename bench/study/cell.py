@@ -25,6 +25,9 @@ from pretrain.training.run_folder import STARTS, read_run
 CROSSED = {"loss": "discriminator_loss", "accuracy": "accuracy_masked", "AUC": "auc_all"}
 """Measures of one discriminator on one sampler's replacements, by their names in `crossing.json`."""
 
+FAR = 2
+"""Least number of phrases between the words of a pair that the measures of agreement count."""
+
 
 def is_finished(cell: CellResult, study: Study) -> bool:
     """Returns whether a cell has the numbers of every probe; the study may have gained probes since the cell ran."""
@@ -64,8 +67,14 @@ def measure(
     run = output / "runs" / name
     description, manifest = read_run(run), load_manifest(output / "shards")
     config = description.run
-    numbers, examples = crossed_numbers(output, commands.reference, study.reference.replacements, name)
-    numbers |= run_numbers(json.loads((run / "evaluation/metrics.json").read_text()))
+    numbers = run_numbers(json.loads((run / "evaluation/metrics.json").read_text()))
+    examples: dict[str, Columns] = {}
+    if study.reference and commands.reference:
+        crossed, examples = crossed_numbers(output, commands.reference, study.reference.replacements, name)
+        numbers |= crossed
+    if study.language:
+        agreed, columns_of = language_numbers(json.loads((run / "language.json").read_text()))
+        numbers, examples = numbers | agreed, examples | columns_of
     numbers["unigram entropy"] = unigram_entropy(output / "shards/held_out")
     if study.blimp:
         for measure, of_fields, columns in blimp_numbers(output / "blimp" / name):
@@ -137,6 +146,7 @@ def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
         return predicted
     learned = [*metrics["detection"]][-1]
     intervals = {
+        "own loss over entropy": metrics["detection"][learned].get("loss_over_entropy"),
         "entropy": metrics["entropy"][learned],
         "maximum above .9": metrics["max_probability"][learned][-1],
         "effective share": metrics["loss_estimate"][learned]["effective_share"],
@@ -148,6 +158,29 @@ def run_numbers(metrics: dict[str, Any]) -> dict[str, float | None]:
     for group, value in metrics["estimate_quality"].get("pearson", {}).items():
         intervals[f"correlation of the estimate, {group}"] = value
     return predicted | {name: value and value[0] for name, value in intervals.items()}
+
+
+def language_numbers(found: dict[str, Any]) -> tuple[dict[str, float | None], dict[str, Columns]]:
+    """Returns the numbers of a run on the controlled language, and how far each pair of at least two phrases is right.
+
+    Pairs are judged by the discriminator or, in a masked language model, by its generator.
+    """
+    checkpoints = {int(step): found["steps"][step] for step in sorted(found["steps"], key=int)}
+    last, terms = [*checkpoints.values()][-1], np.array(found["terms"])
+    kind = "discriminator" if "discriminator" in last["right"] else "generator"
+    far_P = np.array([int(term.split(", ")[1].split()[0]) >= FAR for term in terms])
+    right_CP = np.array([checkpoint["right"][kind] for checkpoint in checkpoints.values()])
+    accuracy_C = 100 * right_CP[:, far_P].mean(1)
+    numbers: dict[str, float | None] = {**last["exact"], "agreement": float(accuracy_C.mean())}
+    numbers |= {"agreement at the end": float(accuracy_C[-1])}
+    numbers |= {f"agreement, {term}": 100 * float(right_CP[-1, terms == term].mean()) for term in np.unique(terms)}
+    for share in (75, 90):
+        numbers[f"steps to {share}%"] = next(
+            (step for step, accuracy in zip(checkpoints, accuracy_C, strict=True) if accuracy >= share), None
+        )
+    numbers["generator's agreement"] = 100 * float(np.array(last["right"]["generator"])[far_P].mean())
+    right = {"agreement": right_CP[:, far_P].mean(0), "agreement at the end": right_CP[-1, far_P]}
+    return numbers, {measure: {"right": 2 * right_P} for measure, right_P in right.items()}
 
 
 def unigram_entropy(shards: Path) -> float:
@@ -180,6 +213,6 @@ def probe_numbers(folder: Path, probe: Probe) -> tuple[float, Columns]:
     records = {record.run.seed: record for record in read_records(folder / FILE_NAME)}
     found = [records[seed] for seed in probe.seeds]
     files = (folder / PREDICTIONS / record.run.folder_name() / EXAMPLES for record in found)
-    answers = [json.loads(path.read_text())["dev"] for path in files]
+    answers = [json.loads(path.read_text())[probe.split] for path in files]
     columns = {name: np.array([answer[name] for answer in answers]) for name in answers[0]}
-    return 100 * float(np.mean([record.last["dev"][probe.metric] for record in found])), columns
+    return 100 * float(np.mean([record.last[probe.split][probe.metric] for record in found])), columns

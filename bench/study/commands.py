@@ -33,15 +33,21 @@ class Commands:
     def __init__(self, study: Study, sources: Sources, output: Path) -> None:
         self.study, self.sources, self.folder = study, sources, output
         self.output = shlex.quote(str(output))
-        self.reference = cell_name(study.row(study.reference.row), study.reference.seed)
+        reference = study.reference
+        self.reference = cell_name(study.row(reference.row), reference.seed) if reference else None
 
     def shards(self) -> Iterator[Job]:
         """Yields the commands that make the vocabulary and the shards."""
-        text = " ".join(shlex.quote(name) for name in self.sources.input)
-        punkt = f" --punkt {shlex.quote(str(self.sources.punkt))}" if self.sources.punkt else ""
-        vocabulary = f"--input {text} --output {self.output}/vocab --size {self.study.vocab_size}"
-        shards = f"--input {text} --output {self.output}/shards --vocab {self.output}/vocab{punkt}"
-        yield Job("vocabulary", f"python data_prep/train_vocab.py {vocabulary}")
+        text, vocab = shlex.join(self.sources.input), shlex.quote(str(self.folder / (self.study.vocab or "vocab")))
+        options = f" --punkt {shlex.quote(str(self.sources.punkt))}" if self.sources.punkt else ""
+        if self.study.language:
+            text, vocab = f"{self.output}/language/text", f"{self.output}/language/vocab"
+            options += " --one_segment --held_out .02"
+            yield Job("language", f"python bench/language.py write {self.output}/language")
+        elif self.study.vocab_size:
+            vocabulary = f"--input {text} --output {vocab} --size {self.study.vocab_size}"
+            yield Job("vocabulary", f"python data_prep/train_vocab.py {vocabulary}")
+        shards = f"--input {text} --output {self.output}/shards --vocab {vocab}{options}"
         yield Job("shards", f"python data_prep/build_shards.py {shards} --seq_length {self.study.seq_length}")
 
     def cell(self, row: Row, seed: int) -> Iterator[Job]:
@@ -50,10 +56,13 @@ class Commands:
         run, exported = f"{self.output}/runs/{name}", f"{self.output}/exported/{name}"
         oracle = self.study.oracle_sequences if row.has_generator else 0
         named = f" --objective {shlex.quote(row.sampler_file)}" if row.sampler_file else ""
+        crossed = f" {self.output}/runs/{self.reference}" if self.reference else ""
         yield self.training(row, seed)
+        if self.study.language:
+            yield Job(f"language-{name}", f"python bench/language.py measure {self.output}/language --runs {run}")
         yield Job(
             f"evaluate-{name}",
-            f"python pretrain/evaluate.py {run} {self.output}/runs/{self.reference}"
+            f"python pretrain/evaluate.py {run}{crossed}"
             f" --sequences {self.study.held_out_sequences} --oracle_sequences {oracle}"
             f" --output {self.output}/evaluation/{name}{named}",
         )
@@ -76,11 +85,15 @@ class Commands:
         steps = row.steps or study.steps
         every = max(1, steps // CHECKPOINTS)
         objective = f"--row {shlex.quote(row.row)}" if row.row else f"--objective {row.objective}"
+        if models := row.init_from or study.init_from:
+            objective += f" --init_from {shlex.join(str(self.folder / model) for model in models)}"
         if study.deepspeed_config:
             objective += f" --deepspeed_config {shlex.quote(study.deepspeed_config)}"
         settings = (
             *(f"seed={seed}", f"optim.steps={steps}", f"optim.warmup_steps={study.warmup_steps}"),
-            *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}", *study.set, *row.set),
+            *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}"),
+            *((f"keep_every={every}",) if study.language else ()),
+            *(*study.set, *row.set),
         )
         return Job(
             f"train-{name}",

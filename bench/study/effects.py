@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.study.file import Prediction, Study, blimp_measure
+from bench.study.file import AGREEMENT, Prediction, Study, blimp_measure
 from bench.study.results import MINUS, Bounds, CellResult, Results
 from finetune.reporting.comparisons import resampled
 from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, resample
@@ -56,7 +56,7 @@ def examples_resampled(results: Results, row: str, seed: int, measure: str) -> R
     if probe:
         answers = [{name: part[number] for name, part in columns.items()} for number in range(len(probe.seeds))]
         resampled_R = 100 * np.mean([resampled(answer, probe.metric) for answer in answers], axis=0)
-    elif measure in map(blimp_measure, study.blimp):
+    elif measure in (*map(blimp_measure, study.blimp), *AGREEMENT):
         resampled_R = resample(np.stack((50 * columns["right"], np.ones_like(columns["right"]))), mean).resampled_R
     elif what == "AUC":
         groups = (

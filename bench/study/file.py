@@ -31,6 +31,8 @@ class Row(StrictConfig):
     """as `--objective` of run.py"""
     preset: Preset | None = None
     """as `--preset` of run.py, instead of the study's"""
+    init_from: tuple[str, ...] = ()
+    """instead of the study's"""
     set: tuple[Override, ...] = ()
     """as `--set` of run.py"""
     steps: int | None = Field(default=None, ge=2)
@@ -71,7 +73,7 @@ class Reference(StrictConfig):
 class Probe(StrictConfig):
     """Fine-tuning on one task."""
 
-    task: Literal["CoLA", "SST-2", "RTE", "MRPC", "STS-B", "SQuAD", "POS", "NER"]
+    task: Literal["CoLA", "SST-2", "RTE", "MRPC", "STS-B", "MNLI", "SQuAD", "POS", "NER"]
     metric: str
     """metric in results.jsonl"""
     epochs: int = Field(ge=1)
@@ -92,9 +94,18 @@ class Probe(StrictConfig):
         return scripts.get(self.task, "run_glue.py")
 
     @property
+    def split(self) -> str:
+        """The dev split that is scored."""
+        return "dev_matched" if self.task == "MNLI" else "dev"
+
+    @property
     def folder(self) -> str:
         """Name of the probe's folder: the task and a hash of all settings, so other settings get another folder."""
         return f"{self.task}-{hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]}"
+
+
+AGREEMENT = ("agreement", "agreement at the end")
+"""Measures of a study on the controlled language: percent of far minimal pairs right, over the run and at its end."""
 
 
 class Gates(StrictConfig):
@@ -141,7 +152,12 @@ class Conditions(StrictConfig):
     """The settings of a study that, with a row and a seed, determine the numbers of a cell."""
 
     preset: Preset
-    vocab_size: int = Field(ge=100, le=65_536)
+    vocab_size: int | None = Field(default=None, ge=100, le=65_536)
+    """tokens of a vocabulary learned from the text"""
+    language: bool = False
+    """train on the controlled language of bench/language.py, with its own vocabulary, and measure its agreements"""
+    init_from: tuple[str, ...] = ()
+    """as `--init_from` of run.py, relative to the output folder"""
     seq_length: int = Field(ge=8, le=65_535)
     steps: int = Field(ge=2)
     warmup_steps: int = Field(ge=1)
@@ -149,7 +165,7 @@ class Conditions(StrictConfig):
     """overrides for every row"""
     deepspeed_config: str | None = None
     """as `--deepspeed_config` of run.py"""
-    reference: Reference
+    reference: Reference | None = None
     held_out_sequences: int = Field(ge=16, le=4096)
     """sequences of every evaluation"""
     oracle_sequences: int = Field(default=0, ge=0, le=4096)
@@ -163,6 +179,9 @@ class Study(Conditions):
     """A study: every row is trained with every seed."""
 
     title: str
+    vocab: str | None = None
+    """a given vocabulary, as `--vocab` of build_shards.py, relative to the output folder; no condition, since the
+    shards' checksum covers it"""
     rows: tuple[Row, ...] = Field(min_length=1)
     baseline: str
     """the row that the others are compared with"""
@@ -182,7 +201,8 @@ class Study(Conditions):
     @model_validator(mode="after")
     def _names_what_exists(self) -> Self:
         names = [row.name for row in self.rows]
-        named = [("baseline", self.baseline), ("reference.row", self.reference.row)]
+        named = [("baseline", self.baseline)]
+        named += [("reference.row", self.reference.row)] if self.reference else []
         for prediction in self.predictions:
             named += [("predictions.row", name) for name in (prediction.row, prediction.minus) if name is not None]
         problems = [f"{field}: got {name!r}, {one_of(name, names)}" for field, name in named if name not in names]
@@ -196,7 +216,9 @@ class Study(Conditions):
         wanted = [*self.measures, *(part.measure for part in self.predictions if part.measure is not None)]
         known = self.known_measures()
         problems += [f"measures: got {name!r}, {one_of(name, known)}" for name in wanted if name not in known]
-        if self.reference.seed in self.seeds:
+        if sum((self.vocab_size is not None, self.vocab is not None, self.language)) != 1:
+            problems.append("vocab_size: give one of vocab_size, vocab and language")
+        if self.reference and self.reference.seed in self.seeds:
             problems.append(f"reference.seed: got {self.reference.seed}, expected a seed that no cell has")
         if self.warmup_steps >= (least := min(row.steps or self.steps for row in self.rows)):
             problems.append(f"warmup_steps: got {self.warmup_steps}, expected fewer than the {least} steps")
@@ -206,17 +228,17 @@ class Study(Conditions):
 
     def known_measures(self) -> list[str]:
         """Returns the names of the measures whose examples are stored for bootstraps."""
-        crossed = [
-            f"{place} {what}" for place in ("difficulty", "frozen", "own") for what in ("loss", "accuracy", "AUC")
-        ]
-        return [*crossed, *map(blimp_measure, self.blimp), *(probe.measure for probe in self.probes)]
+        places = ("difficulty", "frozen", "own") if self.reference else ()
+        crossed = [f"{place} {what}" for place in places for what in ("loss", "accuracy", "AUC")]
+        probed = [probe.measure for probe in self.probes]
+        return [*crossed, *map(blimp_measure, self.blimp), *probed, *(AGREEMENT if self.language else ())]
 
     def conditions(self) -> Conditions:
         return Conditions(**{name: getattr(self, name) for name in Conditions.model_fields})
 
     @property
-    def reference_row(self) -> Row:
-        return self.row(self.reference.row)
+    def reference_row(self) -> Row | None:
+        return self.row(self.reference.row) if self.reference else None
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

@@ -22,6 +22,8 @@ DIFFICULTY = "difficulty loss"
 """The figure's horizontal axis."""
 EQUAL_FLOPS = 0.05
 """Rows whose FLOPs differ from the baseline's by at most this share are compared at equal FLOPs."""
+GATED = ("MLM loss", "MLM accuracy", "own loss over entropy", "frozen loss over entropy")
+"""Numbers beside the gates."""
 SAMPLER = (
     *("entropy", "maximum above .9", "share of originals", "effective share", "variance of the estimate"),
     *("KL to the oracle, p_G", "KL to the oracle, p_S", "p_S minus p_G, accuracy"),
@@ -40,19 +42,20 @@ def write_report(folder: Path, study: Study, keep: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     measured = {name: CellMeasure(results, name) for name in (*study.known_measures(), *SAMPLER)}
     write_atomically(folder / "report.md", ("\n\n".join(sections(study, results.cells, measured)) + "\n").encode())
-    if results.cells:
+    if results.cells and study.reference:
         draw(study, results.cells, measured, folder / "report.png")
-        if keep:
-            results.write()
+    if results.cells and keep:
+        results.write()
 
 
 def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> Iterator[str]:
     """Yields the parts of the report."""
     ran = [row for row in study.rows if any(name == row.name for name, _ in cells)]
+    vocabulary = f"{study.vocab_size:,} tokens" if study.vocab_size else "a given vocabulary"
     yield f"# {study.title}"
     yield (
         f"{len(cells)} of {len(study.rows) * len(study.seeds)} cells: `--preset {study.preset}`, {study.steps:,} steps,"
-        f" sequences of {study.seq_length}, {study.vocab_size:,} tokens. Intervals are 95% Multi-Bootstraps over seeds"
+        f" sequences of {study.seq_length}, {vocabulary}. Intervals are 95% Multi-Bootstraps over seeds"
         " and examples together; n is the number of seeds, and † marks cells that fail a gate."
     )
     yield "## Predictions\n\n" + table(
@@ -72,11 +75,16 @@ def sections(study: Study, cells: Cells, measured: dict[str, CellMeasure]) -> It
         + f"\n\nMinus {study.baseline}, then further rows of the predictions:\n\n"
         + effects(measured, [*against, *others], SAMPLER)
     )
-    if fields := sorted(
-        {name for cell in cells.values() for name in cell.numbers if name.startswith("BLiMP") and "," in name}
-    ):
-        shown = [[row.name, *(spread(cells, row.name, name) for name in fields)] for row in ran]
-        yield "## BLiMP by field\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *fields), shown)
+    names = dict.fromkeys(name for cell in cells.values() for name in cell.numbers)
+    further = {"BLiMP by field": sorted(name for name in names if name.startswith("BLiMP") and "," in name)}
+    if study.language:
+        further["Agreement by term"] = sorted(name for name in names if name.startswith("agreement, "))
+        elsewhere = {*measured, *GATED, "unigram entropy", *further["BLiMP by field"], *further["Agreement by term"]}
+        further["Language"] = [name for name in names if name not in elsewhere]
+    for title, columns in further.items():
+        if columns:
+            shown = [[row.name, *(spread(cells, row.name, name) for name in columns)] for row in ran]
+            yield f"## {title}\n\nMean over seeds (lowest to highest).\n\n" + table(("row", *columns), shown)
     yield "## Costs\n\n" + costs(study, cells)
 
 
@@ -125,14 +133,13 @@ def gates(study: Study, cells: Cells) -> str:
     rows = []
     for row in study.rows:
         own = [cell for (name, _), cell in cells.items() if name == row.name]
-        names = ("MLM loss", "MLM accuracy", "own loss over entropy", "frozen loss over entropy")
         passed = f"{sum(passes(cell, study) for cell in own)} of {len(own)}"
-        rows.append([row.name, *(spread(cells, row.name, name) for name in names), passed])
+        rows.append([row.name, *(spread(cells, row.name, name) for name in GATED), passed])
     entropy = next((f"{cell.numbers['unigram entropy']:.3f}" for cell in cells.values()), "unknown")
     return (
         f"MLM loss at least {study.gates.mlm_gain} below the unigram entropy, {entropy} (rows that train a generator);"
         f" L_D on the row's own replacements below {study.gates.loss_over_entropy} times the entropy of the replaced"
-        " share.\n\n" + table(("row", *names, "passed"), rows)
+        " share.\n\n" + table(("row", *GATED, "passed"), rows)
     )
 
 
@@ -164,10 +171,10 @@ def show(effect: Effect, sign: str = "") -> str:
 
 def spread(cells: Cells, row: str, number: str) -> str:
     """Formats a number's mean over a row's seeds, with the lowest and the highest."""
-    found = [
-        value for (name, _), cell in cells.items() if name == row and (value := cell.numbers.get(number)) is not None
-    ]
-    return f"{statistics.fmean(found):.4g} ({min(found):.4g} to {max(found):.4g})" if found else "-"
+    values = [cell.numbers.get(number) for (name, _), cell in cells.items() if name == row]
+    found = [value for value in values if value is not None]
+    some = "" if len(found) == len(values) else f", {len(found)} of {len(values)} seeds"
+    return f"{statistics.fmean(found):.4g} ({min(found):.4g} to {max(found):.4g}){some}" if found else "-"
 
 
 def draw(study: Study, cells: Cells, measured: dict[str, CellMeasure], path: Path) -> None:

@@ -40,6 +40,19 @@ STUDY = Study.from_values(
 )
 
 
+LANGUAGE = Study.from_values(
+    STUDY.model_dump(exclude={"vocab_size", "reference"})
+    | {
+        "language": True,
+        "blimp": [],
+        "probes": [],
+        "measures": ["agreement", "agreement at the end"],
+        "predictions": [{"text": "more agrees", "measure": "agreement", "row": "better row", "minus": "base"}],
+    }
+)
+"""The rows of the same study on the controlled language, without a reference."""
+
+
 def judgment(seed: int, skill: float) -> Judgment:
     """A discriminator's answers, better with more skill; the replaced positions depend on nothing."""
     fixed, own = np.random.default_rng(0), np.random.default_rng(seed)

@@ -167,6 +167,19 @@ def test_a_missing_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_vocabulary_or_model_to_start_from_is_named_before_anything_runs(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    rows = [STUDY["rows"][0] | {"init_from": ["models/G", "models/D"]}, *STUDY["rows"][1:]]
+    study = STUDY | {"vocab_size": None, "vocab": "vocab.txt", "rows": rows}
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    out = tmp_path / "out"
+    lines = refused(tmp_path, "--output", str(out))
+    found = [("init_from", out / "models/G"), ("init_from", out / "models/D"), ("vocab", out / "vocab.txt")]
+    for line, (field, path) in zip(lines, found, strict=True):
+        assert f"{field}: {path} does not exist; the study's paths are relative to --output" in line
+    assert not out.exists()
+
+
 def test_an_unknown_row_or_seed_is_refused(tmp_path: Path) -> None:
     write_data(tmp_path)
     said = "\n".join(refused(tmp_path, "--rows", "bass", "--seeds", "7"))

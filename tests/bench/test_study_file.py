@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.study.file import read_study
+from bench.study.file import Probe, read_study
+from finetune.glue.tasks import TASKS
 from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 
@@ -29,6 +30,12 @@ def changed(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
+def test_a_probe_is_scored_on_its_tasks_first_dev_split() -> None:
+    for task in ("CoLA", "MNLI"):
+        probe = Probe(task=task, metric="accuracy", epochs=1, seeds=(1,))
+        assert probe.split == TASKS[task].dev_splits[0]
+
+
 ROW = {"name": "A", "row": "ELECTRA"}
 
 
@@ -41,6 +48,9 @@ ROW = {"name": "A", "row": "ELECTRA"}
         ({"warmup_steps": 3000}, "warmup_steps: got 3000"),
         ({"measures": ["blimp"]}, "measures: got 'blimp'"),
         ({"blimp": []}, "measures: got 'BLiMP'"),
+        ({"vocab": "vocab.txt"}, "give one of vocab_size, vocab and language"),
+        ({"vocab_size": None}, "give one of vocab_size, vocab and language"),
+        ({"reference": None}, "measures: got 'difficulty accuracy'"),
         ({"rows": [ROW, {"name": "a", "row": "ELECTRA"}]}, "twice"),
         ({"rows": [{"name": "A"}]}, "give either row or objective"),
         ({"rows": [{"name": "A", "row": "ELECTRA", "set": ["objective.gamma"]}]}, "rows.0.set.0"),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.study.cell import is_finished
+from bench.study.cell import is_finished, language_numbers
 from bench.study.file import read_study
 from bench.study.report import write_report
 from bench.study.results import EXAMPLES, FILE_NAME, Results
 from foundation.config import ConfigError
-from tests.bench.study_cells import STUDY, add, add_cells, make_cell
+from tests.bench.study_cells import LANGUAGE, STUDY, add, add_cells, make_cell
 from tests.conftest import REPOSITORY
 
 
@@ -67,6 +67,23 @@ def test_the_report_says_which_cells_the_reference_of_another_machine_measured(t
     write_report(tmp_path, STUDY)
     report = (tmp_path / "report.md").read_text()
     assert "| base | 0, 1 | 2 |" in report and "| better row | 0, 1 |  |" in report
+
+
+def test_the_report_on_the_language_has_its_numbers_and_the_intervals_of_its_agreements(tmp_path: Path) -> None:
+    right = {"discriminator": [1, 0.5, 0, 1] * 5, "generator": [0] * 20}
+    found = {"terms": ["verb, 2 phrases"] * 20, "steps": {"10": {"exact": {"originals": 0.6}, "right": right}}}
+    numbers, columns = language_numbers(found)
+    for row in ("base", "better row"):
+        cell, _ = make_cell(row, 0)
+        cell = cell.model_copy(update={"numbers": numbers | {"MLM loss": 2.0, "unigram entropy": 6.0}})
+        add(tmp_path, cell, columns, LANGUAGE)
+    write_report(tmp_path, LANGUAGE)
+    report = (tmp_path / "report.md").read_text()
+    assert "a given vocabulary" in report
+    assert "| better row | base | +0 (+0 to +0), n=1 | +0 (+0 to +0), n=1 |" in report
+    assert "| row | agreement, verb, 2 phrases |" in report
+    assert "| base | 0.6 (0.6 to 0.6) | - | - | 0 (0 to 0) |" in report
+    assert not (tmp_path / "report.png").exists()
 
 
 def test_a_mean_outside_of_its_interval_is_drawn(tmp_path: Path) -> None:
