@@ -245,7 +245,9 @@ def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_
 
 def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
     glue = str(shared_data / "glue")
-    assert [name for name, task in TASKS.items() if missing_from(task, glue) is None] == [*REAL_ROWS]
+    assert [name for name, task in TASKS.items() if missing_from(task, glue) is None] == [
+        *("CoLA", "SST-2", "MRPC", "STS-B", "MNLI", "RTE")
+    ]
     assert "QNLI/train.tsv (no such file)" in str(missing_from(TASKS["QNLI"], glue))
     assert "no folder" in str(missing_from(TASKS["QQP"], glue))
     assert missing_from(TASKS["QQP"], "hub") is None
