@@ -23,6 +23,7 @@ class RangeServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # with the default 5, a busy machine resets connections, which are then asked for again
 
     def __init__(self, folder: Path, rate: float, delay: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
