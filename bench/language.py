@@ -37,7 +37,6 @@ from finetune.scoring import Scorer, batches_by_length, hidden, open_scorer
 from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 from foundation.files import write_atomically
-from foundation.machine import cores
 from pretrain.huggingface.export import export
 from pretrain.training.models import choose_checkpoints, load_checkpoint
 from pretrain.training.run_folder import read_run
@@ -328,7 +327,6 @@ class LanguageOptions(StrictConfig):
 
 
 def main(options: LanguageOptions) -> None:
-    torch.set_num_threads(cores())
     if options.action == "write":
         write(options.folder)
     for run in options.runs:
