@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 IMPORTED = [
-    *("torch", "torch.distributed.elastic", "deepspeed", "pydantic", "scipy.stats", "sklearn.metrics"),
+    *("torch", "torch._dynamo", "torch.distributed.elastic", "deepspeed", "pydantic", "scipy.stats", "sklearn.metrics"),
     *("matplotlib.pyplot", "torch.utils.tensorboard", "jinja2", "pyarrow", "regex", "safetensors.torch"),
     *("transformers.models.electra.modeling_electra", "transformers.models.bert.tokenization_bert"),
     *("deepspeed.ops.op_builder", "matplotlib.backends.backend_svg", "setuptools.dist", "nanotoken"),
