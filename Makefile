@@ -26,11 +26,14 @@ quickstart: $(INSTALLED)
 # Several workers keep all cores busy: threads that wait should sleep at once.
 test test-long: export OMP_WAIT_POLICY ?= passive
 
+# Two more than cores: tests wait for processes, and some for time to pass.
+WORKERS := $(shell expr $$(nproc) + 2)
+
 # A test stuck in native code, which setup.cfg's timeout cannot interrupt, ends the run with the stacks of all threads.
 STUCK := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -m "not long" -n 3 --dist loadfile $(STUCK) $(PYTEST)
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(STUCK) $(PYTEST)
 
 test-long: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m long -o timeout=1800 $(PYTEST)
