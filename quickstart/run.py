@@ -103,11 +103,10 @@ def fitting(step_seconds: float) -> int:
 def forecast(where: str, step_seconds: float, steps: int) -> str:
     """Returns a line on how long this machine will take: its other stages are slower as its steps are."""
     others = {name: seconds * step_seconds / STEP_SECONDS for name, seconds in SECONDS.items()}
-    shown = ", ".join(f"{name} {seconds:.0f}" for name, seconds in others.items())
-    training = steps * step_seconds
     return (
-        f"{about(training + sum(others.values()))} on {where}: {about(training)} for {steps:,} steps of pre-training;"
-        f" seconds of the other stages: {shown}"
+        f"{about(steps * step_seconds + sum(others.values()))} on {where}: {about(steps * step_seconds)} for"
+        f" {steps:,} steps of pre-training; seconds of the other stages: "
+        + ", ".join(f"{name} {seconds:.0f}" for name, seconds in others.items())
     )
 
 

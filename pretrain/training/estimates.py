@@ -239,8 +239,8 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)
     fp32 = products if precision == "fp32" else product_speed("fp32", device)
-    measure = seconds_on_gpu if cuda else seconds_on_cpu
-    own = sizes.flops / measure(sizes, precision, device, products, processes), products, fp32
+    seconds = (seconds_on_gpu if cuda else seconds_on_cpu)(sizes, precision, device, products, processes)
+    own = sizes.flops / seconds, products, fp32
     flops, *speeds = (processes * min(world.of_ranks(speed) if world else [speed]) for speed in own)
     if cuda:
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -257,8 +257,8 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
     run, length = sizes.run, sizes.length
     rows = int(min(max(1, STEADY / 3 * products / (sizes.flops * length)), run.batch_size // processes))
     with torch.random.fork_rng(devices=[]):  # the run's randomness is untouched
-        model = objective_class(run.objective.name)(run.model, run.objective, sizes.vocab_size, 0)
-        model.to(device, DTYPES[precision]).train()
+        trained = objective_class(run.objective.name)
+        model = trained(run.model, run.objective, sizes.vocab_size, 0).to(device, DTYPES[precision])
         batch = random_batch(rows, length, sizes.vocab_size, run.mask_rate)
         seconds: list[float] = []
         while len(seconds) < 2 or sum(seconds[1:]) < STEADY:
@@ -283,8 +283,11 @@ def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products:
         of_layers += encoder.num_hidden_layers * flops
         with torch.device("meta"):
             tensors += sum(1 for _ in sizes.run.model.parts.layers(encoder).parameters())
-    of_host = HOST_SECONDS * tensors * processes / (sizes.run.batch_size * sizes.length)
-    return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / products + of_host
+    return (
+        BESIDE_LAYERS * seconds
+        + BESIDE_PRODUCTS * (sizes.flops - of_layers) / products
+        + HOST_SECONDS * tensors * processes / (sizes.run.batch_size * sizes.length)
+    )
 
 
 def _layer_seconds(
