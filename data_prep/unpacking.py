@@ -27,14 +27,8 @@ from foundation.config import ConfigError
 from foundation.files import write_atomically
 from foundation.machine import cores
 
-DAMAGED = (
-    EOFError,
-    OSError,
-    RuntimeError,
-    lzma.LZMAError,
-    zlib.error,
-    ZstdError,
-)  # raised when reading damaged compressed data
+DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error, ZstdError)
+"""Errors that reading damaged compressed data raises."""
 TOO_WIDE = re.compile("too much memory|Memory usage limit")
 """What the errors of zstd and xz say when an intact file needs a larger window than a worker's memory allows."""
 _BLOCK = 1 << 13  # bytes read at a time, compressed or as text
@@ -44,14 +38,14 @@ _MOST_ZEROS = (16, 0.05)  # zero bytes allowed in text, plus this share of it; U
 
 
 class _Streams(io.RawIOBase):
-    """Decompresses concatenated streams, each with its own decompressor.
+    """Decompresses concatenated streams of one of the kinds in `_PACKINGS`, each with its own decompressor.
 
     Python's own readers mistake a damaged stream after the first for the end of the file.
     """
 
-    def __init__(self, kind: str, new_decompressor: Callable[[], Any], file: BinaryIO) -> None:
-        self._kind, self._new, self._file = kind, new_decompressor, file
-        self._decompressor, self._packed = new_decompressor(), b""
+    def __init__(self, kind: str, file: BinaryIO) -> None:
+        self._kind, self._file = kind, file
+        self._decompressor, self._packed = _PACKINGS[kind][1](), b""
 
     def readable(self) -> bool:
         return True
@@ -72,7 +66,7 @@ class _Streams(io.RawIOBase):
     def _begin_next(self) -> bool:
         """Starts the next of the concatenated streams; returns False if there is none."""
         if rest := _next_stream(self._kind, self._file, self._decompressor.unused_data):
-            self._decompressor, self._packed = self._new(), rest
+            self._decompressor, self._packed = _PACKINGS[self._kind][1](), rest
         return bool(rest)
 
 
@@ -93,21 +87,14 @@ def _next_stream(kind: str, file: BinaryIO, rest: bytes = b"") -> bytes:
     return rest
 
 
-def _streams(kind: str, new_decompressor: Callable[[], Any]) -> Callable[[BinaryIO], Any]:
-    return lambda file: io.BufferedReader(_Streams(kind, new_decompressor, file))
-
-
-_PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[BinaryIO], Any]]] = {
-    "gzip": (re.compile(rb"\x1f\x8b"), _streams("gzip", partial(zlib.decompressobj, 31))),
-    "bzip2": (re.compile(rb"BZh"), _streams("bzip2", bz2.BZ2Decompressor)),
-    "xz": (
-        re.compile(rb"\xfd7zXZ\x00"),
-        _streams("xz", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY)),
-    ),
+_PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[], Any]]] = {
+    "gzip": (re.compile(rb"\x1f\x8b"), partial(zlib.decompressobj, 31)),
+    "bzip2": (re.compile(rb"BZh"), bz2.BZ2Decompressor),
+    "xz": (re.compile(rb"\xfd7zXZ\x00"), partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY)),
     # a skippable frame begins pzstd's files
-    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), _streams("Zstandard", ZstdDecompressor)),
+    "Zstandard": (re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), ZstdDecompressor),
 }
-"""The kinds of compression: the first bytes of a file, and how it is opened."""
+"""The kinds of compression: the first bytes of a stream, and its decompressor."""
 _LONGEST_MAGIC = 6  # bytes
 _ZEROS_OF_PADDING = 10  # at the end of a gzip file: its last stream ends with at most nine
 _ARCHIVES = {
@@ -135,7 +122,7 @@ def opened(path: Path) -> io.BufferedReader:
 def unpacked(file: io.BufferedReader) -> Any:
     """Returns a stream that decompresses a file, which is at its beginning; None if it is not compressed."""
     packing = packing_of(file)
-    return _PACKINGS[packing][1](file) if packing else None
+    return io.BufferedReader(_Streams(packing, file)) if packing else None
 
 
 def packing_of(file: io.BufferedReader) -> str | None:
@@ -188,7 +175,7 @@ def can_seek(source: Source) -> bool:
 def make_seek_index(source: Source, folder: Path) -> bool:
     """Decompresses a file, on all cores, to write the index that `open_seekable` needs; returns False if that fails.
 
-    Then the file is damaged or padded, which the reader decides that reads it from its beginning.
+    A failure means that the file is damaged or padded; `Reader` tells which, as it reads the file from its beginning.
     """
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
         with suppress(*DAMAGED, ValueError):
@@ -204,7 +191,7 @@ def _seek_index(path: Path, threads: int) -> bytes:
             return index.getvalue()
         offsets = [*file.block_offsets().items()]
     with opened(path) as raw:  # rapidgzip ignores whatever is behind a stream of bzip2, unless it is another
-        # the end; one thread names where the last mark of 80 bits begins
+        # to the end of the last stream; with one thread, rapidgzip says where the 80 bits that end it begin
         raw.seek(-(-offsets[-1][0] // 8) + (10 if threads == 1 else 0))
         if _next_stream("bzip2", raw):
             raise EOFError("the compressed data are cut short")
