@@ -274,15 +274,23 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
             raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
         if (count := file.schema_arrow.names.count(column)) > 1:
             raise ConfigError(f"text_column: {path} has {count} columns named {column}; rename all but one")
-        groups = map(file.metadata.row_group, range(file.num_row_groups))
-        columns_of_groups = (chunk for group in groups for chunk in map(group.column, range(group.num_columns)))
-        chunks = [chunk for chunk in columns_of_groups if chunk.path_in_schema == column]
+        chunks = [
+            chunk
+            for group in map(file.metadata.row_group, range(file.num_row_groups))
+            for chunk in map(group.column, range(group.num_columns))
+            if chunk.path_in_schema == column
+        ]
         # pyarrow reads no dictionary from them; a text that shares its beginning may be far larger than its page
         is_delta = any(encoding.startswith("DELTA_") for chunk in chunks for encoding in chunk.encodings)
     # as a dictionary: a text that many rows repeat is in memory once
     with _parquet(path, [] if is_delta else [column]) as file:
         for group in range(file.num_row_groups)[start:end]:
-            _require_small(path, chunks[group])
+            if (size := chunks[group].total_uncompressed_size) > _LARGEST_GROUP:  # pages are decompressed as a whole
+                raise ConfigError(
+                    f"input: {path} has a row group with {size >> 20:,} MiB of text, expected at most "
+                    f"{_LARGEST_GROUP >> 20}: too large for a worker's memory; write the file with smaller row groups "
+                    "(row_group_size)"
+                )
             for batch in file.iter_batches(1 if is_delta else _ROWS, [group], [column]):
                 rows = batch.column(0).dictionary_encode()
                 texts = rows.dictionary.cast("binary")  # cleaning decodes them, to count malformed UTF-8
@@ -294,16 +302,3 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
                             f"{LONGEST_RECORD >> 20} MiB: too large for a worker's memory; split or remove it"
                         )
                     yield row
-
-
-def _require_small(path: Path, chunk: Any) -> None:
-    """Refuses a row group whose pages may be too large for memory: a page is decompressed as a whole.
-
-    Raises:
-        ConfigError: the text of the group is too large.
-    """
-    if (size := chunk.total_uncompressed_size) > _LARGEST_GROUP:
-        raise ConfigError(
-            f"input: {path} has a row group with {size >> 20:,} MiB of text, expected at most {_LARGEST_GROUP >> 20}: "
-            "too large for a worker's memory; write the file with smaller row groups (row_group_size)"
-        )
