@@ -46,32 +46,38 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: 
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
     with Progress(sum(shard.size for task in tasks for shard in task), "shards") as progress:
         placed = ([(shard, places.get(shard.number)) for shard in task] for task in tasks)
-        unfinished = []
+        unfinished: list[Work] = []
         for work, left in pool.run(_unfinished, placed, copies, config, output):
             progress.advance(sum(shard.size for shard, place in work if (shard, place) not in left), is_old=True)
-            unfinished += [left] * bool(left)
-        for work, _ in pool.run(_make, unfinished, copies, config, output):
+            unfinished.append(left)
+        for work, _ in pool.run(_make, filter(None, unfinished), copies, config, output):
             progress.advance(sum(shard.size for shard, _ in work))
 
 
 def _unfinished(work: Work, found: Pairs | None, config: BuildConfig, output: Path) -> Work:
-    """Returns, on a worker, those shards of a task that are missing or damaged; compares the text of the others."""
-    left = []
+    """Returns, on a worker, those shards of a task that are missing or damaged."""
     with Reader(config.reading, output / WORK_NAME) as reader:
-        for shard, place in work:
-            record = load_record(output, shard.name, ShardRecord)
-            if record is None or not _is_sound(record, output):
-                left.append((shard, place))
-                continue
-            digest = text_digest()
-            deque(hashed(reader.shard(shard), digest), 0)
-            copies = copies_of(found, *place) if found and place else {}
-            if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
-                raise ConfigError(
-                    f"input: the text of {_names(shard)} has changed since {output} was built from it; restore the "
-                    "old text, or choose another --output"
-                )
-    return left
+        return [(shard, place) for shard, place in work if not _is_finished(shard, place, found, reader, output)]
+
+
+def _is_finished(shard: Shard, place: Place | None, found: Pairs | None, reader: Reader, output: Path) -> bool:
+    """True if a shard has a sound record.
+
+    Raises:
+        ConfigError: it has, but was built from other text.
+    """
+    record = load_record(output, shard.name, ShardRecord)
+    if record is None or not _is_sound(record, output):
+        return False
+    digest = text_digest()
+    deque(hashed(reader.shard(shard), digest), 0)
+    copies = copies_of(found, *place) if found and place else {}
+    if (record.text, record.duplicates) != (digest.hexdigest(), copies_digest(copies)):
+        raise ConfigError(
+            f"input: the text of {_names(shard)} has changed since {output} was built from it; restore the "
+            "old text, or choose another --output"
+        )
+    return True
 
 
 def _make(work: Work, found: Pairs | None, config: BuildConfig, output: Path) -> None:
