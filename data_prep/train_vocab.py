@@ -23,7 +23,6 @@ from data_prep.tokens import CONTINUATION, FILES, LARGEST_VOCABULARY, SPECIAL_TO
 from foundation.command_line import Group, printable, run_script
 from foundation.config import ConfigError, StrictConfig
 
-_NORMALIZING = {"alphabet", "cased", "keep_accents", "join_cjk"}  # options that only WordPiece has
 _LEAST_COUNT = 2  # of a pair of pieces to be joined; the default of tokenizers' BertWordPieceTokenizer
 
 
@@ -77,7 +76,9 @@ def main(options: VocabularyOptions) -> int:
         raise ConfigError(
             f"output: {options.output} already has a {found[0]}; remove that file or choose another folder"
         )
-    if options.kind == "bpe" and (given := options.model_fields_set & _NORMALIZING):
+    if options.kind == "bpe" and (
+        given := options.model_fields_set & {"alphabet", "cased", "keep_accents", "join_cjk"}
+    ):
         raise ConfigError(f"{min(given)}: has no effect on --kind bpe, which keeps all text as it is; leave it out")
     require_text(options.input)
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
