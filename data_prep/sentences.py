@@ -171,14 +171,9 @@ def find_model(path: Path) -> Path:
         ConfigError: there is no model in any of these places.
     """
     for folder in (path, path / "english", path / "tokenizers" / "punkt_tab" / "english"):
-        if has_model(folder):
+        if all((folder / name).is_file() for name in _FILES):
             return folder
     raise ConfigError(f"punkt: {path} holds no Punkt model; give a folder with {', '.join(_FILES)}")
-
-
-def has_model(folder: Path) -> bool:
-    """True if a folder has all files of a Punkt model."""
-    return all((folder / name).is_file() for name in _FILES)
 
 
 def sample_by_content(texts: Sequence[str], size: int) -> list[str]:
