@@ -31,7 +31,7 @@ import numpy as np
 from data_prep.curation.measures import ngram_keys
 from data_prep.curation.words import words
 from foundation.config import ConfigError, shown
-from foundation.files import require_file_or_folder, write_if_other
+from foundation.files import read_file, require_file_or_folder, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits
@@ -204,8 +204,7 @@ def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, b
         return
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
     for name in sorted(filter(pattern.fullmatch, paths)):
-        require_file_or_folder(paths[name], "decontaminate")
-        yield name, paths[name].read_bytes()
+        yield name, read_file(paths[name], "decontaminate")
 
 
 def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:

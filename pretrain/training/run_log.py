@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from foundation.files import require_file_or_folder, write_atomically
+from foundation.files import read_file, write_atomically
 from foundation.progress import duration
 from pretrain.training.curves import WRITERS, Curves, Histogram, Writer, curve_name, curves_of
 
@@ -58,7 +58,7 @@ class RunLog:
         self._started = (time.monotonic(), step)
         self.path = folder / RECORDS
         kept = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
-        write_atomically(self.path, "".join(line + "\n" for line in kept).encode())
+        write_atomically(self.path, b"".join(line + b"\n" for line in kept))
         self._file, self._unwritten = self.path.open("ab", buffering=0), b""
         self._writers = [WRITERS[name](folder, step + 1) for name in log_to]
 
@@ -145,14 +145,11 @@ def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [record for _, record in _whole_lines(folder / RECORDS) if record.get("kind") == kind]
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of the file that holds a record, with the record; skips damage, such as a killed run's last
-    line.
-    """
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yields each line of the file that holds a record, with the record; skips others, such as a cut last line."""
     if not path.exists():
         return
-    require_file_or_folder(path, "run")
-    for line in path.read_text().splitlines():
+    for line in read_file(path, "run").splitlines():
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
             if isinstance(record, dict) and type(record.get("step")) is int:
