@@ -124,7 +124,10 @@ def load_objective(given: str) -> str:
             and not any(field.is_required() for field in config.model_fields.values())
             and isinstance(config.from_values({}).cost, Cost)
         )
-        imported = own_imports(source, module.__package__ or "", {})
+        source += b"".join(
+            f"\n# {name}\n".encode() + content
+            for name, content in own_imports(source, module.__package__ or "", {}).items()
+        )
     except (Exception, SystemExit) as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == place]
         where = f"line {lines[-1]} of {shown(place)}" if lines else shown(place)
@@ -136,7 +139,6 @@ def load_objective(given: str) -> str:
             " whose Config, derived from its parent's, has a default for every setting, a cost of type Cost, and"
             f' `name: Literal["..."] = "..."` with a name other than {", ".join(BUILT_IN)}'
         )
-    source += b"".join(f"\n# {module_name}\n".encode() + content for module_name, content in imported.items())
     LOADED[name] = LoadedSampler(
         kind, Origin(name=name, objective=given, sha256=hashlib.sha256(source).hexdigest()), source
     )
