@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -92,8 +91,10 @@ def start_processes() -> World:
         device = torch.device("cpu")
         share_cores(local_ranks())
     if not dist.is_initialized():
-        meet = partial(_meet, rank, world_size) if launched else HashStore  # a single process needs no port
-        store = waited_for(lambda: f"rank 0 at {os.environ.get('MASTER_ADDR', 'localhost')}", meet)
+        store = waited_for(
+            lambda: f"rank 0 at {os.environ.get('MASTER_ADDR', 'localhost')}",
+            lambda: _meet(rank, world_size) if launched else HashStore(),  # a single process needs no port
+        )
         waited_for(
             lambda: _absent(store.clone(), world_size),  # type: ignore[attr-defined]  # new in 2.9
             lambda: dist.init_process_group(
