@@ -112,8 +112,10 @@ def evaluate(
     content = io.BytesIO()
     np.savez_compressed(content, right=np.stack([*right.values()]).astype(np.float32))
     write_atomically(output / "blimp.npz", content.getvalue())
-    written = json.dumps({"scored": scored, "pairs": len(pairs), "models": results}, indent=1)
-    write_atomically(output / "blimp.json", written.encode())
+    write_atomically(
+        output / "blimp.json",
+        json.dumps({"scored": scored, "pairs": len(pairs), "models": results}, indent=1).encode(),
+    )
     table = "\n".join(report(len(pairs), results))
     write_atomically(output / "blimp.md", (table + "\n").encode())
     return table
