@@ -1,5 +1,5 @@
-"""Progress of a long command: on a terminal a bar with the remaining time, in a log an occasional plain line; a word
-about a long wait.
+"""Progress of a long command: on a terminal a bar with the remaining time, in a log an occasional plain line; and a
+notice of a long wait.
 """
 
 import io
@@ -67,9 +67,9 @@ def duration(seconds: float) -> str:
 
 
 def waited_for(whom: Callable[[], str], make: Callable[[], Made]) -> Made:
-    """Returns what `make` returns, which waits for others: after `SILENCE` seconds, says for `whom`.
+    """Returns the result of `make`, which waits for others; prints for `whom` if that takes over `SILENCE` seconds.
 
-    It runs in another thread, since Ctrl-C does not reach a wait inside a library.
+    `make` runs in another thread, because Ctrl-C does not interrupt a wait inside a library.
     """
     with ThreadPool(1) as pool:
         made = pool.apply_async(make)

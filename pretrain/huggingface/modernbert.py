@@ -156,7 +156,7 @@ class _Settings(StrictConfig):
     rope_parameters: dict[Literal["full_attention", "sliding_attention"], _Rotation] | None = None
     rope_scaling: None = None
     sliding_window: int | None = Field(default=None, gt=0, le=2**19)
-    """Half of `local_attention`, in whose place transformers takes it."""
+    """Half of `local_attention`; if given, transformers uses it instead."""
     norm_bias: Literal[False] = False
     attention_bias: Literal[False] = False
     mlp_bias: Literal[False] = False

@@ -51,7 +51,7 @@ with other values."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 REPLACED = ("metrics.jsonl", "deepspeed.json", SAMPLER, "tokenizer", STARTS, "logs/rank-0000.json")
-"""What a start replaces or appends to; a description, or without it the first rank's record, marks the run's own."""
+"""What a start replaces or appends to. They are a run's own if its description or a rank's record is beside them."""
 IN_WORDS = {"data_sha256": "other shards", "tokenizer_sha256": "another vocabulary"}
 """How messages describe a checksum that differs."""
 
@@ -235,7 +235,7 @@ def write_run(folder: Path, description: RunDescription, deepspeed: Mapping[str,
 
 
 def find_run(folder: Path) -> RunDescription | None:
-    """Reads the description of the run in `folder`; `None` if none has started there, or one was killed before that.
+    """Reads the description of the run in `folder`; `None` if there is no run, or if it was killed before it wrote one.
 
     Raises:
         ConfigError: it is damaged, or of another version; or the folder holds files that a run would replace.
@@ -266,10 +266,10 @@ def read_run(folder: Path) -> RunDescription:
 
 
 def data_of(description: RunDescription) -> tuple[Path, ...]:
-    """Returns the folders or URLs of a run's shards, for whatever reads them once the run has started.
+    """Returns the folders or URLs of a run's shards, for every command that reads them after the run's start.
 
     Raises:
-        ConfigError: there are other shards now than those that the run was started with.
+        ConfigError: they hold other shards than the run was started with.
         OSError: they cannot be read.
     """
     folders = tuple(map(Path, description.data))
