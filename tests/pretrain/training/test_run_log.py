@@ -41,9 +41,12 @@ def test_a_resumed_run_discards_records_after_its_checkpoint(tmp_path: Path) -> 
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
-@pytest.mark.parametrize("line", ["null", "5", "[1]", "{}", '{"kind": "train"}', '{"kind": "train", "step": "x"}'])
-def test_a_line_of_json_that_is_no_record_is_no_record_for_a_reader_or_a_resume(line: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(f'{{"kind": "train", "step": 1}}\n{{"step": 2}}\n{line}\n')
+@pytest.mark.parametrize(
+    "line", ["null", "5", "[1]", "{}", '{"kind": "train"}', '{"kind": "train", "step": "x"}', '{"kind": "\udcff"}']
+)
+def test_a_line_that_is_no_record_is_no_record_for_a_reader_or_a_resume(line: str, tmp_path: Path) -> None:
+    content = f'{{"kind": "train", "step": 1}}\n{{"step": 2}}\n{line}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     assert read_records(tmp_path, "train") == [{"kind": "train", "step": 1}]
     RunLog(tmp_path, step=2, total_steps=100).close()
     assert read_records(tmp_path, "train") == [{"kind": "train", "step": 1}]
