@@ -28,17 +28,17 @@ class Pool:
         self.size = max(1, min(self.size, tasks))
         if self._executor is not None or self.size == 1:
             return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers, until `_begin`
         try:
             # spawned, not forked: the tokenizer's threads do not survive a fork
-            is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a background job
-            self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin, (is_ignored,))
+            self._executor = ProcessPoolExecutor(self.size, get_context("spawn"), _begin, (before is signal.SIG_IGN,))
         except (ImportError, OSError):
             print_warning("workers: this system has no semaphores (/dev/shm) for several processes; using one")
             self.size = 1
         else:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers, until `_begin`
             for _ in range(self.size):
                 self._executor.submit(os.getpid)
+        finally:
             signal.signal(signal.SIGINT, before)
 
     def end(self) -> None:
