@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -83,7 +82,7 @@ class SubwordTokenizer:
         byte_level = _byte_level(settings)
         leads = byte_level is None or byte_level["add_prefix_space"] or "Prepend" in str(settings["normalizer"])
         if not leads:
-            added = (re.escape(one["content"]) for one in settings["added_tokens"] if not one["special"])
+            added = (regex.escape(one["content"]) for one in settings["added_tokens"] if not one["special"])
             tokenizer.normalizer = normalizers.Sequence(
                 [
                     tokenizer.normalizer or normalizers.Sequence([]),
@@ -111,8 +110,10 @@ class SubwordTokenizer:
                 for one in settings["added_tokens"]
             }
             self.spelled = [spelled.get(number, token) for number, token in enumerate(self.tokens)]
-            contents = (bytes(_BYTES.get(character, 0) for character in one) for one in self.spelled)
-            text = [content.decode("utf-8", "surrogateescape") for content in contents]
+            text = [
+                bytes(_BYTES.get(character, 0) for character in one).decode("utf-8", "surrogateescape")
+                for one in self.spelled
+            ]
             self.continuation = np.array([_INSIDE_WORD.match(one) is not None for one in text]) & ~self.never_masked
             self.shown = [
                 CONTINUATION * bool(joined)
@@ -233,7 +234,9 @@ def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | 
     Raises:
         ValueError: the tokens are those of a byte-level BPE.
     """
-    if any(re.match(f"{SPACE}.", token) for token in tokens) and not any(re.match(r"##\w", token) for token in tokens):
+    if any(regex.match(f"{SPACE}.", token) for token in tokens) and not any(
+        regex.match(r"##\w", token) for token in tokens
+    ):
         raise ValueError("a byte-level BPE's tokens without its merges: give the folder of its tokenizer.json")
     if normalizer is None:
         words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
