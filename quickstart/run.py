@@ -47,7 +47,7 @@ SECONDS = {
     "untrained encoder": 36,
     "report": 1,
 }
-"""Seconds of a step and of the other stages on two cores of an AMD EPYC of 2023, limited to AVX2."""
+"""Seconds of a step and of the other stages on two cores of an AMD EPYC of 2022, limited to AVX2."""
 
 
 class QuickstartOptions(StrictConfig):
