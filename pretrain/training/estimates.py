@@ -21,10 +21,11 @@ from pretrain.engine.graphs import captured, warm_up
 from pretrain.engine.hardware import DTYPES, choose, product_speed, use_operations, wait_for
 from pretrain.job.processes import World, local_ranks, share_cores
 from pretrain.method.objective import ObjectiveConfig
-from pretrain.method.registry import objective_class
+from pretrain.method.registry import BUILT_IN, objective_class
 from pretrain.model.config import WIDEST_HEAD, ModelConfig, Parts
 from pretrain.model.cuda_ops import LEAST_CAPABILITY
 from pretrain.model.encoder import EncoderSizes
+from pretrain.presets import with_objective
 
 FORWARD_AND_BACKWARD = 3
 """Matrix products of the same size per forward product: the product itself, and two for its gradients."""
@@ -253,8 +254,13 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
 
 
 def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products: float, processes: int) -> float:
-    """Measures the model itself on random word pieces; returns the seconds of a training step per token."""
+    """Measures the model itself on random word pieces; returns the seconds of a training step per token.
+
+    In place of a sampler of one's own, which may read the run's text, ELECTRA is measured, at its speed per FLOP.
+    """
     run, length = sizes.run, sizes.length
+    if run.objective.name not in BUILT_IN:
+        run = with_objective(run, "electra")
     rows = int(min(max(1, STEADY / 3 * products / (sizes.flops * length)), run.batch_size // processes))
     with torch.random.fork_rng(devices=[]):  # the run's randomness is untouched
         trained = objective_class(run.objective.name)
@@ -265,7 +271,8 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
             started = time.perf_counter()
             model(batch).loss.backward()
             seconds.append(time.perf_counter() - started)
-    return BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / (rows * length)
+    whole = BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / (rows * length)
+    return whole * sizes.flops / sizes._replace(run=run).flops
 
 
 def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products: float, processes: int) -> float:
