@@ -3,6 +3,7 @@
 import os
 import pydoc_data.topics
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,9 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 # Triton's kernels run on CPUs too, interpreted; this must be set before anything imports Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Commands that tests start must import this checkout, even if another one is installed.
