@@ -38,6 +38,7 @@ from foundation.command_line import POSITIONAL, run_command
 from foundation.config import StrictConfig
 from foundation.files import write_atomically
 from pretrain.huggingface.export import export
+from pretrain.method.registry import GivenObjective
 from pretrain.training.models import choose_checkpoints, load_checkpoint
 from pretrain.training.run_folder import read_run
 
@@ -324,6 +325,8 @@ class LanguageOptions(StrictConfig):
     """folder of the language"""
     runs: tuple[Path, ...] = ()
     """runs to measure"""
+    objective: tuple[GivenObjective, ...] = ()
+    """samplers of these runs that are in files, as for run.py"""
 
 
 def main(options: LanguageOptions) -> None:

@@ -59,7 +59,9 @@ class Commands:
         crossed = f" {self.output}/runs/{self.reference}" if self.reference else ""
         yield self.training(row, seed)
         if self.study.language:
-            yield Job(f"language-{name}", f"python bench/language.py measure {self.output}/language --runs {run}")
+            yield Job(
+                f"language-{name}", f"python bench/language.py measure {self.output}/language --runs {run}{named}"
+            )
         yield Job(
             f"evaluate-{name}",
             f"python pretrain/evaluate.py {run}{crossed}"

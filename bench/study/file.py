@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
-from pretrain.method.registry import GivenObjective
+from pretrain.method.registry import load_objective
 from pretrain.presets import ROWS, preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
@@ -27,7 +27,7 @@ class Row(StrictConfig):
     name: Name
     row: str | None = None
     """as `--row` of run.py"""
-    objective: GivenObjective | None = None
+    objective: str | None = None
     """as `--objective` of run.py"""
     preset: Preset | None = None
     """as `--preset` of run.py, instead of the study's"""
@@ -39,6 +39,13 @@ class Row(StrictConfig):
     """optimizer steps instead of the study's, for as many FLOPs as another row"""
     has_generator: bool = True
     """false if the row trains no generator: no gate on the MLM loss, no distance from the oracle"""
+
+    @field_validator("objective")
+    @classmethod
+    def _exists(cls, given: str | None) -> str | None:
+        if given is not None:
+            load_objective(given)
+        return given  # a sampler's file, not its name, is what commands take
 
     @model_validator(mode="after")
     def _is_one_objective(self) -> Self:
@@ -209,7 +216,7 @@ class Study(Conditions):
         for row in self.rows:
             try:
                 run = preset(row.preset or self.preset)
-                run = with_row(run, row.row) if row.row else with_objective(run, row.objective or "")
+                run = with_row(run, row.row) if row.row else with_objective(run, load_objective(row.objective or ""))
                 with_overrides(run, [*self.set, *row.set])
             except ConfigError as error:
                 problems.append(f"rows: {row.name!r}: {error}")

@@ -42,6 +42,14 @@ def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides():
     assert len(plain) == 1
 
 
+def test_every_command_of_a_samplers_row_names_its_file() -> None:
+    given = "samplers.oracle:Oracle"
+    study = LANGUAGE.model_copy(update={"rows": (Row(name="oracle", objective=given),)})
+    jobs = [job for job in commands(study).cell(study.row("oracle"), 0) if "/runs/oracle" in job.command]
+    assert [job.name.partition("-")[0] for job in jobs] == ["train", "language", "evaluate", "export"]
+    assert all(f" --objective {given}" in job.command for job in jobs)
+
+
 def test_the_commands_of_probes_and_evaluation_are_understood():
     """The options are parsed by the scripts' own parsers."""
     probes = [{"task": task, "metric": "f1", "epochs": 2, "seeds": [1, 2]} for task in ("MNLI", "SQuAD", "POS")]
