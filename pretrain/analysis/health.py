@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from data_prep.manifest import MOST_PADDING
 from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
 from pretrain.analysis.run_history import Log, read_starts, value_of
@@ -17,7 +18,7 @@ from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.training.plan_warnings import MOST_EPOCHS, MOST_PADDING
+from pretrain.training.plan_warnings import MOST_EPOCHS
 from pretrain.training.run_log import MOST_WAITING
 
 MOST_UNKNOWN = 0.01

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from data_prep.manifest import enough_to_hold_out
+from data_prep.manifest import LESS_PADDING, MOST_PADDING, enough_to_hold_out
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, counted
 from foundation.files import existing_part
@@ -31,8 +31,6 @@ from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
 MOST_EPOCHS = 100
 """More epochs cause a warning. BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes
 are nearly as good as new text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
-MOST_PADDING = 0.25
-"""A larger share of padding causes a warning. Normal: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_DAYS, MOST_UNASKED_DAYS = 60, 5
 """A longer run causes a warning; without a GPU, one longer than the second number starts only if its user names a
 DeepSpeed file. The paper's longest run took 5 days, on 16 GPUs."""
@@ -90,8 +88,7 @@ def _data_and_schedule(plan: Plan) -> Iterator[str]:
     if padding > MOST_PADDING:
         yield (
             f"data: {padding:.0%} of the computation would be on padding, expected at most {MOST_PADDING:.0%}; build"
-            " the shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
-            " document"
+            f" the shards with {LESS_PADDING}, or a shorter --seq_length"
         )
     for folder, size, share in plan.shards.mixture:
         epochs = batch_size * steps * share / size
