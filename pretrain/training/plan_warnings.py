@@ -55,7 +55,7 @@ def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
 
 def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float = MOST_DAYS) -> Iterator[str]:
     """Yields a warning if the run, or its remaining `steps`, would take more than `most` days."""
-    seconds = plan.seconds(machine.flops, plan.run.optim.steps if steps is None else steps)
+    seconds = plan.seconds(machine, plan.run.optim.steps if steps is None else steps)
     if seconds > most * DAY:
         yield (
             f"optim.steps: the run would take {about(seconds)} on {machine.name} (the paper's longest: 5 days on 16"
@@ -237,9 +237,9 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     memory = memory_of(plan, parameters, machine)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
     yield f"memory      {sum(memory) / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
-    took = about(plan.seconds(machine.flops, run.optim.steps))
-    each = "each reaches" if plan.target.gpu else "it reaches"
-    yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"
+    seconds, each = plan.seconds(machine, run.optim.steps), "each reaches" if plan.target.gpu else "it reaches"
+    speed = f"{1e3 * seconds / run.optim.steps:,.0f} ms a step, on {machine.name} in {plan.deepspeed.precision}"
+    yield f"time        {about(seconds)}, {speed}, if {each} {machine.source}"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     yield (
         f"disk        {needed / GIB:.1f} GiB for checkpoints;"
