@@ -1,6 +1,7 @@
 """Claims about the machines that forecasts are for."""
 
 import json
+import re
 from pathlib import Path
 from statistics import median
 
@@ -92,6 +93,14 @@ def test_forecasts_agree_with_what_an_h100_took_and_with_the_papers_days() -> No
         assert days / 3 <= forecast <= days
         lines.append(f"| {name}, the paper's run on {processes} V100 | under {days} days | {forecast:.1f} days |")
     page = (REPOSITORY / "docs/evidence/speed.md").read_text()
+    road = (REPOSITORY / "docs/guide/reproduce.md").read_text()
+    for name in ("small", "base"):
+        found = (
+            of_paper(name, gpu, processes, 512) * preset(name).optim.steps / 86_400
+            for gpu, processes in (("v100", 8), ("v100", 16), ("a100", 8), ("h100", 8))
+        )
+        (row,) = (line for line in road.splitlines() if f"SQuAD, {name}: " in line)
+        assert [f"{days:.1f}" for days in found] == re.findall(r"\d\.\d", row), row
     assert not [line for line in lines if line not in page], "\n".join(lines)
 
 
