@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from data_prep.building import make_shards
@@ -25,8 +26,16 @@ from data_prep.curation.contamination import Index, make_index
 from data_prep.curation.curator import language_test
 from data_prep.curation.rules import FILTERS
 from data_prep.defaults import RAW, SHARDS, VOCAB, require_text, require_vocab
-from data_prep.formats import Format, Reading
-from data_prep.manifest import Books, BuildConfig, Choices, Manifest, enough_to_hold_out
+from data_prep.manifest import (
+    LESS_PADDING,
+    MOST_PADDING,
+    Books,
+    BuildConfig,
+    Choices,
+    Manifest,
+    enough_to_hold_out,
+    warn_of_padding,
+)
 from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
@@ -39,6 +48,7 @@ from data_prep.sentences import (
     load_model,
     sample_by_content,
 )
+from data_prep.sequences import TokenStream, build_sequences
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from data_prep.workers import Pool, start_pool
@@ -110,7 +120,7 @@ def main(options: BuildOptions) -> int:
                 f"{index.short:,} have fewer than {options.decontaminate_ngram} words and cannot be detected"
             )
         if options.packing == "documents":
-            _warn_of_paragraphs(sources, options.reading)
+            _warn_of_short_documents(options, sources, tokenizer)
         if options.dry_run:
             print(_estimate(options, sources, tokenizer, index, pool.size))
             print("nothing was written")
@@ -126,15 +136,20 @@ def main(options: BuildOptions) -> int:
     return 0
 
 
-def _warn_of_paragraphs(sources: Sequence[Source], reading: Reading) -> None:
-    """Warns when blank lines seem to separate paragraphs, so that each paragraph would become a document."""
-    chunks = (chunk for chunk in sample_chunks(sources, _SAMPLE, reading) if chunk.format is Format.TEXT)
-    lengths = [len(document.content) for chunk in chunks for document in chunk.documents(reading)]
-    if len(lengths) >= _FEW and median(lengths) < _SHORT:
+def _warn_of_short_documents(options: BuildOptions, sources: Sequence[Source], tokenizer: SubwordTokenizer) -> None:
+    """Warns when documents seem to be paragraphs, or rows of one sentence, each padded to its own sequence."""
+    texts = list(sample_documents(sources, _SAMPLE, options.reading))
+    if len(texts) < _FEW or median(map(len, texts)) >= _SHORT:
+        return
+    ids, counts = tokenizer.encode(texts)
+    stream = TokenStream(ids, ~tokenizer.continuation[ids], np.cumsum(counts), np.cumsum(counts))
+    special, random = tokenizer.special, np.random.default_rng(0)
+    lengths = build_sequences(stream, options.seq_length, options.packing, special.cls, special.sep, random)[1]
+    padding = 1 - lengths.mean() / options.seq_length
+    if padding > MOST_PADDING:
         print_warning(
-            f"half of {len(lengths):,} sampled documents have at most {median(lengths):,.0f} characters, and each is "
-            "padded to its own sequence; if blank lines only separate paragraphs and each file is one text, such as a "
-            "novel, use --documents file"
+            f"half of {len(texts):,} sampled documents have at most {median(map(len, texts)):,.0f} characters, and each"
+            f" is padded to its own sequence: {padding:.1%} would be padding; use {LESS_PADDING}"
         )
 
 
@@ -157,6 +172,7 @@ def _build(
     took = duration(max(1, time.monotonic() - started))
     print(f"{printable(str(options.output))}: {_summary(manifest)}, {took}")
     _warn_of_encoding(manifest.books)
+    warn_of_padding(options.output, manifest)
     documents = manifest.books.documents
     if options.held_out and not documents.held_out:
         remedy = (

@@ -75,7 +75,10 @@ RECORD_FORMATS = (Format.JSON_LINES, Format.MEDIAWIKI, Format.ROWS)  # a documen
 
 @dataclass(frozen=True)
 class Reading:
-    """The user's options for reading files: where plain-text documents end, and the column or key of the text."""
+    """The user's options for reading files: what ends a document, and the column or key of the text.
+
+    With `file`, a plain text is one document; rows and JSON lines are joined, about 2 MB of them at a time.
+    """
 
     boundary: Boundary = "blank_line"
     text_column: str = "text"
@@ -160,6 +163,18 @@ def parse(form: Format, text: bytes, place: int, reading: Reading) -> Iterator[D
         if document:
             yield from split_long(document)
         start = end.end() if end else len(text)
+
+
+def joined(records: Iterator[Document]) -> Iterator[Document]:
+    """Yields the records that must not be used, as they are, then the others as one document with a line for each."""
+    kept = []
+    for record in records:
+        if record.reason is None:
+            kept.append(record)
+        else:
+            yield record
+    if kept:
+        yield from split_long(Document(b"\n".join(record.content for record in kept), kept[0].place))
 
 
 def split_long(document: Document) -> Iterator[Document]:

@@ -15,7 +15,16 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, RECORDS_NAME, Books, Manifest, ShardEntry, load_manifest
+from data_prep.manifest import (
+    HELD_OUT_NAME,
+    MANIFEST_NAME,
+    RECORDS_NAME,
+    Books,
+    Manifest,
+    ShardEntry,
+    load_manifest,
+    warn_of_padding,
+)
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.output import ShardRecord, load_record
 from data_prep.shards import IndexedFile, file_problems, tokenizer_problems
@@ -230,6 +239,7 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
     print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
     print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
     print(f"  n-grams         {drawn} drawn, {asked} requested")
+    warn_of_padding(folder, manifest)
 
 
 def _show(folder: Path, manifest: Manifest, count: int) -> None:

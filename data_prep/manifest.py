@@ -11,7 +11,7 @@ from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
 from data_prep.sequences import Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
-from foundation.command_line import Group
+from foundation.command_line import Group, print_warning, printable
 from foundation.config import ConfigError, StrictConfig, StrictRecord
 from foundation.files import sealed, unsealed, write_if_other
 
@@ -24,6 +24,9 @@ WORK_NAME = ".build"
 """The folder of the workers' temporary files; removed once the manifest is written."""
 
 
+MOST_PADDING = 0.25
+"""A larger share of padding causes a warning. Normal: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
+LESS_PADDING = "--documents file if blank lines or rows only divide one text, such as a novel, else --packing full"
 Dedup = Literal["none", "exact", "near"]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Number = Annotated[int, Field(ge=1, lt=1 << 63)]
@@ -44,7 +47,7 @@ class Choices(StrictConfig):
     one_segment: bool = Field(False, exclude_if=lambda chosen: not chosen)  # manifests without it keep their bytes
     """only [CLS] A [SEP], never a second segment"""
     documents: Annotated[Boundary, Group("documents")] = "blank_line"
-    """what ends a document in plain text"""
+    """what ends a document in plain text; file: also join a file's JSON lines or rows"""
     text_column: str = "text"
     """text's key in JSON lines, column in Parquet"""
     dedup: Dedup = "none"
@@ -224,6 +227,16 @@ class Manifest(StrictRecord):
         if len({shard.name for shard in self.shards}) < len(self.shards):
             raise ValueError("two of its shards have the same name")
         return self
+
+
+def warn_of_padding(folder: Path, manifest: Manifest) -> None:
+    """Warns if too much of the shards is padding, which a GPU computes like text."""
+    share = manifest.totals.padding_share
+    if share > MOST_PADDING:
+        print_warning(
+            f"{printable(str(folder))}: {share:.1%} of the sequences is padding, expected at most {MOST_PADDING:.0%}; "
+            f"build into another --output with {LESS_PADDING}, or a shorter --seq_length"
+        )
 
 
 def enough_to_hold_out(documents: int) -> float:

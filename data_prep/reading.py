@@ -25,6 +25,7 @@ from data_prep.formats import (
     cut_point,
     format_of,
     is_table,
+    joined,
     parse,
     read_rows,
     split_long,
@@ -60,6 +61,11 @@ class Chunk(NamedTuple):
 
     def documents(self, reading: Reading) -> Iterator[Document]:
         """Yields the documents in order."""
+        found = self._records(reading)
+        is_record = self.format in (Format.ROWS, Format.JSON_LINES)
+        yield from joined(found) if is_record and reading.boundary == "file" else found
+
+    def _records(self, reading: Reading) -> Iterator[Document]:
         if isinstance(self.content, bytes):
             yield from parse(self.format, self.content, self.place, reading)
         else:

@@ -12,6 +12,8 @@ from foundation.files import require_file_or_folder
 
 HUB = "hub:"
 """Beginning of a dataset's name: `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""
+PARQUET_COPY = "refs/convert/parquet"
+"""The branch into which the hub converts a dataset, those made by a script included."""
 SUFFIXES = {".gz", ".bz2", ".xz", ".zst"}
 # WikiExtractor names its files without a suffix; Wikipedia's dumps are called ....xml-p1p41242.bz2, BabyLM's text
 # ....train.
@@ -96,11 +98,14 @@ def _hub_files(given: str) -> Iterator[tuple[str, str]]:
         addresses = list((builder.config.data_files or {})["train"])
         yield from zip(addresses, datasets.DownloadManager(dataset_name=name).download(addresses), strict=True)
     except Exception as error:  # the network, the hub and the library raise a dozen types
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"input: {given} cannot be downloaded from the hub ({reason}); check the name and the network, or download "
-            "the files and give their folder"
-        ) from None
+        reasons = [str(raised) or type(raised).__name__ for raised in (error, error.__cause__) if raised]
+        reason = ": ".join(reason.splitlines()[0] for reason in reasons)
+        remedy = (
+            f"it is a script, which `datasets` no longer runs; try the hub's own copy: {HUB}{given_name}@{PARQUET_COPY}"
+            if "scripts are no longer supported" in str(error)
+            else "check the name and the network, or download the files and give their folder"
+        )
+        raise ConfigError(f"input: {given} cannot be downloaded from the hub ({reason}); {remedy}") from None
 
 
 def _matches(given: Path) -> tuple[Path, Iterator[Path]]:

@@ -134,7 +134,11 @@ def same_bits(options: GpuOptions, precision: str) -> Figures:
     rarely = f"log_every={max(1, steps // 4)}"  # a step that reports is no replay
     once, again, resumed = (
         Run(options, f"bits {precision} {name}", precision, size, steps, rarely, *overflowing, *checkpoints)
-        for name, checkpoints in (("once", ()), ("again", ()), ("resumed", (f"checkpoint_every={max(1, steps // 4)}",)))
+        for name, checkpoints in (
+            ("once", ()),
+            ("again", ()),
+            ("resumed", (f"checkpoint_every={max(1, steps // 4)}", "keep_every=0")),
+        )
     )
     for run in (once, again, resumed):
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -196,7 +200,7 @@ def training(options: GpuOptions, precision: str, product: Path) -> int:
     """Trains a run, resuming it if it was killed on this machine; its curve is saved throughout."""
     steps = TRAINING_STEPS[options.device]
     often = f"checkpoint_every={max(1, steps // 4)}"
-    run = Run(options, f"training {precision}", precision, SIZES[options.device], steps, often)
+    run = Run(options, f"training {precision}", precision, SIZES[options.device], steps, often, "keep_every=0")
     process = run.start()
     while (code := process.poll()) is None:
         time.sleep(1)

@@ -1,7 +1,8 @@
 """The text of a report: tables beside the paper's rows, differences between models, settings."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from finetune.config import FinetuneConfig
 from finetune.reporting.comparisons import Difference, differences
@@ -40,13 +41,27 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
 
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
     """Returns the lines of one table: our models that have its scores, then the paper's."""
-    own = members(table, rows)
-    shown = [[row.name, *(_show_cell(row.cells.get(column.title)) for column in table.columns)] for row in own]
+    own, average = members(table, rows), ["average"] if {*table.averaged} & {*table.columns} else []
+    shown = []
+    for row in own:
+        medians = {title: cell.median for title, cell in row.cells.items()}
+        cells = [_show_cell(row.cells.get(column.title)) for column in table.columns]
+        shown.append([row.name, *cells, *(_mean(medians, table.averaged) for _ in average)])
     for size in dict.fromkeys(row.size for row in own):
         for label, values in table.paper_rows.get(size, {}).items():
-            theirs = [None if column.paper_index is None else values[column.paper_index] for column in table.columns]
-            shown.append([f"*paper, {size}: {label}*", *("–" if value is None else f"{value:.1f}" for value in theirs)])
-    return markdown_table(["model", *(column.title for column in table.columns)], shown)
+            theirs = {
+                column.title: value
+                for column in (*table.columns, *table.averaged)
+                if column.paper_index is not None and (value := values[column.paper_index]) is not None
+            }
+            cells = [f"{theirs[title]:.1f}" if (title := column.title) in theirs else "–" for column in table.columns]
+            shown.append([f"*paper, {size}: {label}*", *cells, *(_mean(theirs, table.averaged) for _ in average)])
+    return markdown_table(["model", *(column.title for column in table.columns), *average], shown)
+
+
+def _mean(scores: Mapping[str, float], columns: Sequence[Column]) -> str:
+    found = [scores[column.title] for column in columns if column.title in scores]
+    return f"{fmean(found):.1f}" if len(found) == len(columns) else "–"
 
 
 def members(table: Table, rows: Sequence[Row]) -> list[Row]:
@@ -79,6 +94,9 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
         ),
         "STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.": (
             "STS-B Pearson" in titles
+        ),
+        "Average: of the paper's eight columns (MNLI-m, STS-B Pearson), for rows that have them all.": any(
+            {*table.averaged} & {*table.columns} for table in tables
         ),
         "SQuAD 2.0: EM, F1, HasAns and NoAns at the fixed threshold on the null score. The paper does not name "
         "its threshold; its numbers are shown under the fixed and the best one.": "SQuAD 2.0 EM" in titles,

@@ -39,6 +39,7 @@ from foundation.command_line import print_warning
 from foundation.config import counted
 from foundation.files import require_folder
 from foundation.locks import Held, Lock, confirm, holder
+from foundation.progress import about
 from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
@@ -118,8 +119,12 @@ class Queue:
                 raise Stopped
             stop.withdraw(self.say)
             with stop:
+                started = time.monotonic()
                 while any(self.do_if_free(place, stop) for place in waiting):
-                    waiting = self.unfinished()
+                    took, started = time.monotonic() - started, time.monotonic()
+                    if waiting := self.unfinished():
+                        alone = f"{about(len(waiting) * took)} here alone, if each takes as long as the last"
+                        self.say(f"{counted(len(waiting), 'run')} left: {alone}")
         except Stopped:
             self.say("stopped on request; run the same command to resume")
             return EXIT_STOPPED

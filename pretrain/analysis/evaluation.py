@@ -15,8 +15,9 @@ from foundation.config import ConfigError
 from foundation.files import require_folder, write_atomically
 from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, cross, crossing, tables
-from pretrain.analysis.figures import draw_comparison
+from pretrain.analysis.figures import draw_comparison, draw_confidence, draw_steps
 from pretrain.analysis.observation import observe, oracle_distance
+from pretrain.analysis.regime import regime, unigram_entropy
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
 from pretrain.engine.checkpoint import Checkpoint
@@ -35,6 +36,15 @@ class HeldOut(NamedTuple):
     device: torch.device
     oracle_sequences: int = 0
     """Sequences on which the distance from the oracle is measured."""
+
+    def unigram_entropy(self) -> float:
+        """Returns the entropy in nats of the word pieces of these sequences, special tokens excluded."""
+        index = self.shards.in_turn(np.arange(self.sequences))
+        ids_BL, *_ = self.shards.read(index, np.zeros_like(index))
+        counts_V = np.bincount(ids_BL.flatten(), minlength=self.shards.manifest.vocab_size)
+        special = self.shards.manifest.special_tokens
+        counts_V[[special.pad, special.cls, special.sep]] = 0
+        return unigram_entropy(counts_V)
 
     def batches(self) -> Iterator[Batch]:
         """Yields the first sequences of the folder, in order, each with the first of its masks, on the device."""
@@ -84,6 +94,9 @@ def evaluate(
             print(f"{run} is not crossed: objective {description.run.objective.name} has no discriminator")
     if to_cross := [parts for parts in evaluations if parts[-1].detection]:
         cross_runs(to_cross, held_out[runs[0]], crossing_folder)
+        if len(to_cross) > 1:
+            crossing_folder.mkdir(parents=True, exist_ok=True)
+            draw_confidence([parts[-1].result for parts in to_cross], crossing_folder / "confidence.png")
 
 
 def open_matching(folder: Path | None, description: RunDescription) -> Shards:
@@ -126,11 +139,17 @@ def evaluate_run(
     results = [part.result for part in evaluations]
     for result in results:
         print(f"{run}, step {result['step']}: {one_line(result)}")
+        if "originals_drawn" in result:
+            sure, replaced = result["max_probability"]["p_G"][-1][0], result["detection"]["p_G"]["replaced_share"][0]
+            below = result["unigram_entropy"] - result["mlm_loss"]
+            print(f"  p_G's regime: {regime(result['originals_drawn'], sure, below, replaced)}")
     write_json(folder / "metrics.json", results[-1])
     if len(results) > 1:
         write_json(folder / "steps.json", results)
     if evaluations[-1].detection:
         draw_comparison(results[-1], folder / "comparison.png")
+        if len(results) > 1:
+            draw_steps(results, folder / "steps.png")
     return evaluations
 
 
@@ -149,10 +168,12 @@ def evaluate_checkpoint(run: Path, description: RunDescription, checkpoint: Chec
         "objective": description.run.objective.name,
         "step": checkpoint.step,
         "sequences": held_out.sequences,
+        "unigram_entropy": held_out.unigram_entropy(),
         **observed.metrics,
         **numbers,
     }
     if observed.under:
+        result["originals_drawn"] = 1 - float(observed.under["p_G"].sampled_other.mean())
         result |= headline(numbers) | {"paper": PAPER}
     sums = {name: sequence_sums(seen.judgment) for name, seen in observed.under.items()}
     return Candidate(str(run), description, checkpoint, result, observed.tokens, found.get("detection", {}), sums)

@@ -161,6 +161,34 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
+def draw_steps(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws the figure of the paper's appendix: detection accuracy over the steps, on p_G's and p_S's replacements."""
+    figure, places = plt.subplots(1, 2, figsize=(10.0, 4.2))
+    steps = [result["step"] for result in results]
+    for axes, (key, label) in zip(places, ACCURACIES.items(), strict=True):
+        for name, color in COLORS.items():
+            if name in results[0]["detection"]:
+                middle, low, high = np.array([result["detection"][name][key] for result in results]).T
+                axes.plot(steps, middle, ".-", color=color, label=f"replacements from ${name}$")
+                axes.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
+        axes.set(title=f"Detection, {label} positions", xlabel="step", ylabel="accuracy")
+        axes.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
+def draw_confidence(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws the paper's figure of maximum probabilities: the baseline's p_G beside each other run's own."""
+    figure, axes = plt.subplots(figsize=(7.0, 4.2))
+    series = []
+    for result, color in zip(results, PALETTE, strict=False):
+        under = result["max_probability"]
+        name = "p_S" if result is not results[0] and "p_S" in under else "p_G"
+        series.append((f"{Path(result['run']).name}, ${name}$", color, under[name]))
+    _draw_shares(axes, series)
+    axes.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
 def _draw_accuracies(axes: Any, detection: dict[str, dict[str, Any]]) -> None:
     for offset, name in zip((-0.15, 0.15), COLORS, strict=True):
         if name in detection:

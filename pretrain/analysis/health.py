@@ -9,15 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from data_prep.manifest import MOST_PADDING
 from foundation.config import ConfigError, counted
 from foundation.stats import binary_entropy
+from pretrain.analysis.regime import regime
 from pretrain.analysis.run_history import Log, read_starts, value_of
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.training.plan_warnings import MOST_EPOCHS, MOST_PADDING
+from pretrain.training.plan_warnings import MOST_EPOCHS
 from pretrain.training.run_log import MOST_WAITING
 
 MOST_UNKNOWN = 0.01
@@ -285,6 +287,15 @@ def ratios(run: Symptoms) -> Finding | None:
     )
 
 
+def regime_of_run(run: Symptoms) -> Finding | None:
+    """The regime, which is never a problem."""
+    if "replace_rate" not in run.last:
+        return None
+    below = run.text.unigram_entropy - run.mean("mlm_loss")
+    described = regime(1 - run.mean("replace_rate"), run.sure, below, run.mean("replaced_share"))
+    return Finding(name="regime", verdict="", evidence=f"In {run.when()} {described}.", remedy="", excess=())
+
+
 Check = Callable[[Symptoms], Finding | None]
 """A check; returns `None` if the run's objective cannot have the problem.
 
@@ -292,7 +303,7 @@ Raises:
     SkippedCheck: the run's files do not allow the check.
 """
 AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler, slow_precision)
-ONCE_LEARNED: tuple[Check, ...] = (easy_replacements, generator, plateau, sampling_head, ratios)
+ONCE_LEARNED: tuple[Check, ...] = (regime_of_run, easy_replacements, generator, plateau, sampling_head, ratios)
 
 
 def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:

@@ -11,6 +11,7 @@ import numpy as np
 
 from data_prep.tokens import SubwordTokenizer
 from foundation.config import ConfigError
+from pretrain.analysis.regime import unigram_entropy
 from pretrain.analysis.run_history import Log, read_log, value_of
 from pretrain.data.remote import url_of
 from pretrain.data.shards import open_shards
@@ -59,7 +60,7 @@ class Symptoms:
         self.train, self.held_out = ([*map(_numbers, records)] for records in (train, held_out))
         if not self.train:
             raise ConfigError(f"{folder}: too early to judge: no step is logged yet; look again later")
-        self.last = self.train[-1]
+        self.last, self.sure = self.train[-1], value_of(train[-1], "max_probability/p_G/9")
         self.step: int = self.last["step"]
 
     def recent(self, until: int | None = None) -> list[dict[str, Any]]:
@@ -120,10 +121,9 @@ class Symptoms:
             )
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked
         pieces = counts_V.sum()
-        shares_V = counts_V[counts_V > 0] / pieces
         return Text(
             unknown_share=counts_V[words.special.unk] / pieces,
             pieces_per_word=pieces / counts_V[~words.continuation].sum(),
-            unigram_entropy=-(shares_V * np.log(shares_V)).sum(),
+            unigram_entropy=unigram_entropy(counts_V),
             steps=-(-len(index_B) // self.run.batch_size),
         )

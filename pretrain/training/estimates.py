@@ -44,9 +44,14 @@ MOST_TOKENS = 2**16
 """No layer is timed with more tokens: they keep any GPU busy, and with the largest layers take 2 GB."""
 STEADY = 1.0
 """Seconds of forwards and backwards timed on a CPU: long enough to see what other processes take of it."""
-HOST_SECONDS = 25e-6
-"""Seconds per parameter tensor of the layers that a GPU waits for the host in a step (DeepSpeed's hooks and update):
-between those of small and base on an H100 with an Intel Xeon (docs/evidence/gpu.md)."""
+LAUNCH = 45e-6
+"""Seconds of the host per operation launched on a GPU. The host's numbers are of an H100's Intel Xeon; a step of small
+without CUDA graphs fits them (docs/evidence/gpu.md)."""
+LAUNCHES_OF_LAYER, LAUNCHES_OF_REPLAY, LAUNCHES_OF_METRICS = 88, 89, 50
+"""Operations of a micro-batch for each layer, of a replayed micro-batch, and of a step's metrics and copies."""
+HOOK, UPDATE, GATHER = 22e-6, 20e-6, 90e-6
+"""Seconds of the host per parameter tensor of the layers: DeepSpeed's hooks, beside the backward; its update; and, with
+several ranks, a copy into a bucket after the backward (estimated: no several GPUs have been seen)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Ratios of times on a GPU: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses
 to their matrix products (docs/evidence/gpu.md)."""
@@ -196,6 +201,9 @@ class Machine(NamedTuple):
     """FLOP/s of square matrix products in the run's precision, of all processes together; 0 for a GPU of a forecast."""
     fp32_products: float = 0.0
     """The same as `products`, but in fp32."""
+    width: float = 0.0
+    """For a GPU of a forecast, the hidden size at which `flops` was seen. A narrower model is slower in proportion, as
+    small was on the H100: a pass over memory has fewer operations."""
 
 
 GPUS = {
@@ -205,9 +213,15 @@ GPUS = {
         "26% of 125 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 96 sequences/s per V100",
         32 * GIB,
         (7, 0),
+        width=768,
     ),
     ("v100", "fp32"): Machine(
-        "V100", 3.3e12, "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100", 32 * GIB, (7, 0)
+        "V100",
+        3.3e12,
+        "21% of 15.7 TFLOP/s: google-research/electra's small model, 4 days on a V100",
+        32 * GIB,
+        (7, 0),
+        width=256,
     ),
     ("a100", "bf16"): Machine(
         "A100",
@@ -215,13 +229,15 @@ GPUS = {
         "19% of 312 TFLOP/s: NVIDIA's ELECTRA-base at length 512, 171 sequences/s per A100",
         80 * GIB,
         (8, 0),
+        width=768,
     ),
     ("h100", "bf16"): Machine(
         "H100",
-        225e12,
-        "23% of 989 TFLOP/s: base at length 512 on one, with CUDA graphs; without, as on several, half of it",
+        262e12,
+        "26% of 989 TFLOP/s: the kernels of base at length 512, 42 ms for 32 sequences",
         80 * GIB,
         (9, 0),
+        width=768,
     ),
 }
 """GPUs by name and precision. Sources: NVIDIA DeepLearningExamples, TensorFlow2 ELECTRA, pre-training performance;
@@ -240,7 +256,11 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)
     fp32 = products if precision == "fp32" else product_speed("fp32", device)
-    seconds = (seconds_on_gpu if cuda else seconds_on_cpu)(sizes, precision, device, products, processes)
+    seconds = (
+        seconds_on_gpu(sizes, precision, device, products)
+        if cuda
+        else seconds_on_cpu(sizes, precision, device, products, processes)
+    )
     own = sizes.flops / seconds, products, fp32
     flops, *speeds = (processes * min(world.of_ranks(speed) if world else [speed]) for speed in own)
     if cuda:
@@ -275,11 +295,32 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
     return whole * sizes.flops / sizes._replace(run=run).flops
 
 
-def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products: float, processes: int) -> float:
-    """Measures a layer of each encoder, forward and backward; returns the seconds of a training step per token of all
-    processes, given the speed of products in the run's precision, which the heads are computed in, too.
+def step_seconds(
+    sizes: Sizes, machine: Machine, tokens: float, processes: int, micro_batches: int = 1, graphs: bool = True
+) -> float:
+    """Returns the seconds of a training step of all processes, in which they compute `tokens` tokens.
+
+    A GPU computes while its host launches; then it waits for the update, and with several ranks for the gradients.
     """
-    seconds, of_layers, tensors = 0.0, 0.0, 0
+    computing = sizes.flops * tokens / machine.flops
+    if machine.capability == (0, 0):
+        return computing
+    layers, tensors = 0, 0
+    for encoder in sizes.encoders:
+        layers += encoder.num_hidden_layers
+        with torch.device("meta"):
+            tensors += sum(1 for _ in sizes.run.model.parts.layers(encoder).parameters())
+    operations = LAUNCHES_OF_REPLAY if graphs else LAUNCHES_OF_LAYER * layers
+    launching = micro_batches * (LAUNCH * operations + HOOK * tensors)
+    after = LAUNCH * LAUNCHES_OF_METRICS + (UPDATE + (GATHER if processes > 1 else 0)) * tensors
+    return max(computing, launching) + after
+
+
+def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products: float) -> float:
+    """Measures a layer of each encoder, forward and backward; returns the seconds of a GPU's work per token, given the
+    speed of products in the run's precision, which the heads are computed in, too.
+    """
+    seconds, of_layers = 0.0, 0.0
     for encoder in sizes.encoders:
         flops = FORWARD_AND_BACKWARD * encoder.layer_flops(sizes.length)
         tokens = min(LONG_ENOUGH * products / flops, MOST_TOKENS)
@@ -288,13 +329,7 @@ def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products:
             sizes.run.model.parts, encoder, rows, sizes.length, precision, device
         )
         of_layers += encoder.num_hidden_layers * flops
-        with torch.device("meta"):
-            tensors += sum(1 for _ in sizes.run.model.parts.layers(encoder).parameters())
-    return (
-        BESIDE_LAYERS * seconds
-        + BESIDE_PRODUCTS * (sizes.flops - of_layers) / products
-        + HOST_SECONDS * tensors * processes / (sizes.run.batch_size * sizes.length)
-    )
+    return BESIDE_LAYERS * seconds + BESIDE_PRODUCTS * (sizes.flops - of_layers) / products
 
 
 def _layer_seconds(
@@ -335,5 +370,6 @@ def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str
         assert pool is not None  # only ranks of an mpirun have none
         machines = [found for _, found in pool.run(this_machine, [sizes] * ranks, precision, processes)]
     machine = min(machines, key=lambda found: found.flops)
-    tokens = sizes.run.optim.steps * sizes.run.batch_size * mean_length
-    return f"{machine.name} in {precision}", tokens * sizes.flops / machine.flops
+    tokens = sizes.run.batch_size * (sizes.length if machine.capability > (0, 0) else mean_length)
+    seconds = sizes.run.optim.steps * step_seconds(sizes, machine, tokens, processes, graphs=precision == "bf16")
+    return f"{machine.name} in {precision}", seconds

@@ -23,7 +23,7 @@ from pretrain.huggingface.init_from import Donors, require_fit, with_sizes_of
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import World
 from pretrain.presets import preset, with_objective, with_row
-from pretrain.training.estimates import GPUS, Machine, Sizes, this_machine, too_large
+from pretrain.training.estimates import GPUS, Machine, Sizes, step_seconds, this_machine, too_large
 from pretrain.training.hosts import Slots, read_hostfile
 from pretrain.training.models import find_sources, is_run
 from pretrain.training.options import RunOptions
@@ -94,9 +94,15 @@ class Plan(NamedTuple):
             )
         )
 
-    def seconds(self, flops: float, steps: int) -> float:
-        """Returns the forecast seconds of `steps` steps at `flops` FLOP/s of all processes together."""
-        return self.flops_per_step * steps / flops
+    def seconds(self, machine: Machine, steps: int) -> float:
+        """Returns the forecast seconds of `steps` steps: a GPU computes padding too, and reporting steps no replay."""
+        length = self.shards.manifest.seq_length if machine.capability > (0, 0) else self.shards.mean_length
+        shape = self.sizes, machine, self.run.batch_size * length, self.target.processes
+        plain, reporting = (
+            step_seconds(*shape, self.deepspeed.accumulation_steps, graphs) for graphs in (self.graphs, False)
+        )
+        reports = sum(1 / every for every in (self.run.log_every, self.run.histogram_every) if every)
+        return steps * (plain + min(1.0, reports) * (reporting - plain))
 
     @property
     def sizes(self) -> Sizes:
@@ -117,7 +123,8 @@ class Plan(NamedTuple):
         if not gpu:
             return this_machine(self.sizes, precision, processes, world)
         if found := GPUS.get((gpu, precision)):
-            return found._replace(name=f"{processes} {found.name}", flops=found.flops * processes)
+            flops = found.flops * processes * min(1.0, self.run.model.hidden_size / found.width)
+            return found._replace(name=f"{processes} {found.name}", flops=flops)
         raise ConfigError(
             f"forecast: got {gpu} with {precision}, for which no speed is published; choose another --forecast or"
             " --deepspeed_config"

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 
-from data_prep.manifest import enough_to_hold_out
+from data_prep.manifest import LESS_PADDING, MOST_PADDING, enough_to_hold_out
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, counted
 from foundation.files import existing_part
@@ -31,8 +31,6 @@ from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION
 MOST_EPOCHS = 100
 """More epochs cause a warning. BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes
 are nearly as good as new text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
-MOST_PADDING = 0.25
-"""A larger share of padding causes a warning. Normal: .05; Wikipedia at length 512 with BERT's vocabulary: .10."""
 MOST_DAYS, MOST_UNASKED_DAYS = 60, 5
 """A longer run causes a warning; without a GPU, one longer than the second number starts only if its user names a
 DeepSpeed file. The paper's longest run took 5 days, on 16 GPUs."""
@@ -57,7 +55,7 @@ def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
 
 def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float = MOST_DAYS) -> Iterator[str]:
     """Yields a warning if the run, or its remaining `steps`, would take more than `most` days."""
-    seconds = plan.seconds(machine.flops, plan.run.optim.steps if steps is None else steps)
+    seconds = plan.seconds(machine, plan.run.optim.steps if steps is None else steps)
     if seconds > most * DAY:
         yield (
             f"optim.steps: the run would take {about(seconds)} on {machine.name} (the paper's longest: 5 days on 16"
@@ -90,8 +88,7 @@ def _data_and_schedule(plan: Plan) -> Iterator[str]:
     if padding > MOST_PADDING:
         yield (
             f"data: {padding:.0%} of the computation would be on padding, expected at most {MOST_PADDING:.0%}; build"
-            " the shards with --packing full or a shorter --seq_length, or with --documents file if each file is one"
-            " document"
+            f" the shards with {LESS_PADDING}, or a shorter --seq_length"
         )
     for folder, size, share in plan.shards.mixture:
         epochs = batch_size * steps * share / size
@@ -240,9 +237,9 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     memory = memory_of(plan, parameters, machine)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
     yield f"memory      {sum(memory) / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
-    took = about(plan.seconds(machine.flops, run.optim.steps))
-    each = "each reaches" if plan.target.gpu else "it reaches"
-    yield f"time        {took} on {machine.name} in {plan.deepspeed.precision}, if {each} {machine.source}"
+    seconds, each = plan.seconds(machine, run.optim.steps), "each reaches" if plan.target.gpu else "it reaches"
+    speed = f"{1e3 * seconds / run.optim.steps:,.0f} ms a step, on {machine.name} in {plan.deepspeed.precision}"
+    yield f"time        {about(seconds)}, {speed}, if {each} {machine.source}"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     yield (
         f"disk        {needed / GIB:.1f} GiB for checkpoints;"

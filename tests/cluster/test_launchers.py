@@ -234,3 +234,22 @@ def lines_of_tables(heading: str) -> Iterator[list[str]]:
 
 def as_a_shell_says(code: int | None) -> str:
     return "runs on" if code is None else str(code if code >= 0 else 128 - code)
+
+
+def test_the_large_tasks_of_fine_tuning_have_several_array_elements_that_share_a_folder(tmp_path: Path) -> None:
+    """MNLI and SQuAD 2.0 with the paper's grid are days of one GPU; runs of one folder are shared by locks."""
+    script = REPOSITORY / "cluster/finetune.sbatch"
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    last = int(re.search(r"^#SBATCH --array=0-(\d+)$", script.read_text(), re.M)[1])
+    elements: dict[str, list[int]] = {}
+    for element in range(last + 1):
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(element)}
+        command = ["bash", str(script), "exported/base", "--grid", "paper"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        elements.setdefault(done.stdout.split("--output ")[1].split()[0], []).append(element)
+    assert len(elements) == 10
+    shared = {folder.rpartition("/")[2] for folder, found in elements.items() if len(found) > 1}
+    assert shared == {"QQP", "MNLI", "squad-2.0", "squad-1.1"}
+    of_squad = sorted(element for folder, found in elements.items() if "squad" in folder for element in found)
+    assert of_squad == [8, 9, *range(14, 18)], "as the script says"

@@ -391,7 +391,9 @@ ARTICLES = ["The river rises in the hills north of the town and runs south to th
         ("novel.txt", "\n\n".join(NOVEL), {"documents": "file"}, False),
         ("novel.txt", "\n".join(NOVEL), {}, False),  # one paragraph per line: one document
         ("articles.txt", "\n\n".join(ARTICLES), {}, False),
-        ("notes.jsonl", "\n".join(json.dumps({"text": text}) for text in NOVEL), {}, False),
+        ("rows.jsonl", "\n".join(json.dumps({"text": text}) for text in NOVEL), {}, True),
+        ("rows.jsonl", "\n".join(json.dumps({"text": text}) for text in NOVEL), {"documents": "file"}, False),
+        ("rows.jsonl", "\n".join(json.dumps({"text": text}) for text in NOVEL), {"seq_length": 16}, False),
         ("novel.txt", "\n\n".join(NOVEL), {"packing": "full"}, False),
         ("few.txt", "\n\n".join(NOVEL[:10]), {}, False),
     ],
@@ -400,11 +402,35 @@ def test_a_warning_is_given_if_paragraphs_would_become_documents(
     options, tmp_path, capsys, name, text, changes, warned
 ):
     (tmp_path / name).write_text(text)
-    changes = {"input": (tmp_path / name,), "sentences": "line", **changes}
+    changes = {"input": (tmp_path / name,), "sentences": "line", "seq_length": 128, **changes}
     assert main(again(options, tmp_path / "out", dry_run=True, **changes)) == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: ")]
     assert len(warnings) == warned
-    assert all("at most 203 characters" in line and "--documents file" in line for line in warnings)
+    assert all(
+        re.search(r"at most 203 characters.* \d\d\.\d% would be padding; use --documents file", line)
+        for line in warnings
+    )
+
+
+def test_rows_of_one_sentence_are_a_warning_and_become_one_document_with_no_word_lost(options, tmp_path, capsys):
+    """BooksCorpus on the hub: a column of sentences, one after another through all books."""
+    rows = [f"ka lo mi {'ne ' * (number % 7)}." for number in range(400)]
+    for text in (rows, [None, "", *rows]):
+        parquet.write_table(pyarrow.table({"text": text}), tmp_path / "books.parquet", row_group_size=100)
+        shares = {}
+        for documents in ("blank_line", "file"):
+            folder = tmp_path / f"{documents}-{len(text)}"
+            case = again(options, folder, input=(tmp_path / "books.parquet",), documents=documents, shard_mb=1)
+            assert main(case) == 0
+            printed, manifest = capsys.readouterr().out, load_manifest(folder)
+            shares[documents] = (manifest.totals.padding_share, manifest.books.word_pieces.read)
+            is_wasteful = documents == "blank_line"
+            assert ("would be padding" in printed) == ("of the sequences is padding" in printed) == is_wasteful
+            inspect(InspectOptions(folder=folder))
+            assert ("of the sequences is padding" in capsys.readouterr().out) == is_wasteful
+        assert shares["blank_line"][0] > 0.8 and shares["file"][0] < 0.1
+        assert shares["blank_line"][1] == shares["file"][1]
+        assert manifest.books.documents.read == 1 + text.count(None)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

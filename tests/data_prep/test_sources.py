@@ -145,3 +145,7 @@ def test_a_dataset_of_the_hub_is_its_files_of_the_train_split(tmp_path, monkeypa
     assert {source.origin for source in sources} == {"0 hub:corpus"}
     with pytest.raises(ConfigError, match=r"hub:no/such cannot be downloaded.*network"):
         find_sources([Path("hub:no/such")])
+    Path("script").mkdir()
+    Path("script/script.py").write_text("import datasets\n")
+    with pytest.raises(ConfigError, match=r"hub:script .*no longer supported.*hub:script@refs/convert/parquet$"):
+        find_sources([Path("hub:script")])

@@ -1,6 +1,7 @@
 """Claims about evaluation, export and the loaded model, on runs of a few steps trained by the real command."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -56,8 +57,11 @@ def trained_baseline(train: Callable[..., Path]) -> Path:
     return train("--objective", "electra", **SHORT, checkpoint_every="3")
 
 
-def test_an_evaluation_writes_metrics_and_readable_figures_to_the_run_folder(trained_run: Path) -> None:
+def test_an_evaluation_writes_metrics_and_readable_figures_to_the_run_folder(
+    trained_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(EvaluateOptions(runs=(trained_run,), sequences=16, batch_size=8))
+    assert re.search(r"p_G's regime: \d.*ELECTRA's authors.* nats below the unigram entropy", capsys.readouterr().out)
     metrics = json.loads((trained_run / "evaluation" / "metrics.json").read_text())
     assert (metrics["step"], metrics["sequences"], metrics["objective"]) == (6, 16, "hp_loss")
     assert 0 <= metrics["auc_all"] <= 1
@@ -87,6 +91,7 @@ def test_several_checkpoints_are_evaluated_and_crossed_over_steps(trained_run: P
     folder = trained_run / "evaluation"
     results = json.loads((folder / "steps.json").read_text())
     assert [result["step"] for result in results] == [3, 6]
+    assert_readable(folder / "steps.png")
     assert results[-1] == json.loads((folder / "metrics.json").read_text())
     assert results[0]["mlm_loss"] != results[1]["mlm_loss"]
     entries = json.loads((folder / "crossing.json").read_text())["entries"]
@@ -111,6 +116,7 @@ def test_runs_are_crossed_at_every_common_step_and_an_mlm_run_is_named_and_left_
     main(EvaluateOptions(runs=runs, sequences=16, steps=("all",), output=tmp_path / "out"))
     printed = capsys.readouterr().out
     assert f"{trained_mlm} is not crossed: objective mlm has no discriminator" in printed
+    assert_readable(tmp_path / "out" / "confidence.png")
     crossed = json.loads((tmp_path / "out" / "crossing.json").read_text())
     names = {str(trained_baseline), str(trained_run)}
     assert {entry["discriminator"] for entry in crossed["entries"]} == names

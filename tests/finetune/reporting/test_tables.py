@@ -1,9 +1,11 @@
 """finetune/reporting/tables.py: the details behind a report's medians."""
 
+import pytest
+
 from finetune.reporting.comparisons import differences
-from finetune.reporting.paper_tables import COLUMNS
-from finetune.reporting.results import make_rows
-from finetune.reporting.tables import difference_lines, markdown, setting_lines
+from finetune.reporting.paper_tables import AVERAGED, COLUMNS, TABLES
+from finetune.reporting.results import ALL_TASKS, make_rows
+from finetune.reporting.tables import difference_lines, markdown, setting_lines, table_lines
 from tests.finetune.conftest import make_record
 
 
@@ -41,3 +43,21 @@ def test_a_report_shows_differences_for_two_models_and_not_for_one() -> None:
     assert "## GLUE: differences between our own runs" in text
     assert "| difference | CoLA |\n|---|---|\n| other - runs/small/export | +13.3 (p 0.25; 3) |" in text
     assert "differences between our own runs" not in markdown(make_rows(one))
+
+
+def test_the_average_is_the_papers_and_of_complete_rows_only() -> None:
+    whole = [
+        make_record(
+            task=column.task,
+            last={column.split: dict.fromkeys(ALL_TASKS[column.task].metrics, score)},
+            model="whole",
+            model_sha256="a" * 64,
+        )
+        for column, score in zip(AVERAGED, (0.8, 0.9, 0.9, 0.7, 0.9, 0.9, 0.6, 0.85), strict=True)
+    ]
+    part = make_record(0.6, model="part", model_sha256="b" * 64)
+    lines = {line.split(" | ")[0].strip("| *"): line for line in table_lines(TABLES[0], make_rows([*whole, part]))}
+    averages = {name: line.rstrip(" |").rpartition(" ")[2] for name, line in lines.items()}
+    assert averages["model"] == "average" and averages["whole"] == "81.9" and averages["part"] == "–"
+    paper = {name.removeprefix("paper, small: "): value for name, value in averages.items() if "paper" in name}
+    assert float(paper["HP_Loss + Focal"]) - float(paper["ELECTRA (reimplementation)"]) == pytest.approx(0.6)

@@ -187,7 +187,7 @@ def test_the_papers_run_can_be_planned_for_a_gpu_on_a_machine_without_one(
     assert main(options(shards_folder, output=tmp_path / "run", forecast="v100")) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert {"precision", "model", "objective", "size", "memory", "time", "disk", "launch"} <= lines.keys()
-    assert "about 28 hours on 1 V100 in fp16" in lines["time"]
+    assert "about 33 hours, 153 ms a step, on 1 V100 in fp16" in lines["time"]
     assert "fp16 (zero1_fp16): what a V100 computes fastest" in lines["precision"]
     assert not (tmp_path / "run").exists()
 
@@ -199,7 +199,9 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     assert main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=few)) == 0
     printed = capsys.readouterr().out
     speed = "if it reaches the speed of this model, timed now"
-    assert re.search(rf"^time        about \d+ seconds? on th.* cores? in \w+, {speed}$", printed, re.M)
+    assert re.search(
+        rf"^time        about \d+ seconds?, [\d.,]+ ms a step, on th.* cores? in \w+, {speed}$", printed, re.M
+    )
     assert "launch      python -m pretrain.run" in printed
 
 
