@@ -27,6 +27,7 @@ COMMANDS = {
     "tagging": ("finetune.run_tagging", "fine-tune on NER or POS; several: deepspeed --module finetune.run_tagging"),
     "blimp": ("finetune.blimp", "score minimal pairs, without fine-tuning"),
     "score": ("finetune.score", "score the words of any sentences, without fine-tuning"),
+    "show": ("finetune.show", "show a model at work, on a page to type into"),
     "report": ("finetune.report", "compare fine-tuned scores with the paper's"),
     "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline"),
 }

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -82,16 +82,7 @@ def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Ten
     from_p_G = head_XV is None and sampling.temperature == 1 and not sampling.forbid_original
     if from_p_G or sampling.importance_weighting:  # weights p_G / q teach what draws from p_G would
         return Draws(log_p_G_X, log_p_G_X, log_p_G_X)
-    weight_XV = log_p_G_XV / sampling.temperature
-    original_XV = None  # as `weight_XV`
-    if head_XV is not None and sampling.objective == "hp_loss":
-        original_XV = weight_XV + F.softplus(-head_XV).log()
-        weight_XV = weight_XV + F.softplus(head_XV).log()
-    elif head_XV is not None:
-        p_S_XV = (head_XV / sampling.temperature).softmax(-1)
-        weight_XV = (p_S_XV + sampling.mixture * (log_p_G_XV.exp() - p_S_XV)).log()
-    if sampling.forbid_original:
-        original_XV = torch.full_like(weight_XV, -torch.inf)
+    weight_XV, original_XV = log_weights(log_p_G_XV, sampling, head_XV)
     if original_XV is None:
         log_q_X = weight_XV.gather(-1, x_X1)[..., 0] - weight_XV.logsumexp(-1)
         return Draws(log_p_G_X, log_q_X, log_q_X)
@@ -102,11 +93,38 @@ def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Ten
     return Draws(log_p_G_X, log_q_original_X, weight_XV.gather(-1, x_X1)[..., 0] + of_others_X - p_others_X)
 
 
+def log_weights(log_p_G_XV: Tensor, sampling: Sampling, head_XV: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Returns the logs of what replacements are drawn in proportion to, and of the original's weight if it has its own,
+    both [X, V].
+    """
+    weight_XV = log_p_G_XV / sampling.temperature
+    original_XV = None
+    if head_XV is not None and sampling.objective == "hp_loss":
+        original_XV = weight_XV + F.softplus(-head_XV).log()
+        weight_XV = weight_XV + F.softplus(head_XV).log()
+    elif head_XV is not None:
+        p_S_XV = (head_XV / sampling.temperature).softmax(-1)
+        weight_XV = (p_S_XV + sampling.mixture * (log_p_G_XV.exp() - p_S_XV)).log()
+    if sampling.forbid_original:
+        original_XV = torch.full_like(weight_XV, -torch.inf)
+    return weight_XV, original_XV
+
+
 def log_sum_of_others(log_XV: Tensor) -> Tensor:
     """Returns log sum_{v != x} exp(log_v) for every x, [X, V], without cancellation."""
     top_X1, total_X1 = log_XV.argmax(-1, keepdim=True), log_XV.logsumexp(-1, keepdim=True)
     without_top_X1 = log_XV.scatter(-1, top_X1, -torch.inf).logsumexp(-1, keepdim=True)
     return (total_X1 + torch.log1p(-(log_XV - total_X1).exp())).scatter(-1, top_X1, without_top_X1)
+
+
+class Proposal(NamedTuple):
+    """What the models give every token in place of a masked one, each [V]."""
+
+    p_G_V: Tensor
+    p_S_V: Tensor | None
+    """The probability of being drawn where the masked token is the original; `None` without a sampling head."""
+    estimated_loss_V: Tensor | None
+    """The discriminator's loss as HP_Loss's sampling head estimates it."""
 
 
 class Scorer(NamedTuple):
@@ -128,23 +146,37 @@ class Scorer(NamedTuple):
         Raises:
             ConfigError: a sentence has more tokens than a model has positions.
         """
-        tokens = {sentence: tuple(self.tokenizer(sentence)["input_ids"]) for sentence in sentences}
-        longest = max(tokens, key=lambda sentence: len(tokens[sentence]))
-        models = [model for model in (self.discriminator, self.generator) if model is not None]
-        positions = min(model["electra"].config.max_position_embeddings for model in models)
-        if len(tokens[longest]) > positions:
-            raise ConfigError(
-                f"sentence: {shown(longest)} has {len(tokens[longest])} tokens; expected at most {positions}, the"
-                f" positions of {self.name}; leave it out"
-            )
+        tokens = {sentence: self.ids_of(sentence) for sentence in sentences}
         scores: dict[tuple[int, ...], dict[Kind, np.ndarray]] = {}
-        device = next(models[0].parameters()).device
         batches = [*batches_by_length({*tokens.values()})]
         for batch in tqdm(batches, desc=self.name, unit=" batches", disable=None, leave=False):
-            found = self.score(torch.tensor(batch, device=device))
+            found = self.score(torch.tensor(batch, device=self.device))
             for row, ids in enumerate(batch):
                 scores[ids] = {kind: score_BT[row].cpu().numpy() for kind, score_BT in found.items()}
         return {sentence: scores[ids] for sentence, ids in tokens.items()}
+
+    def ids_of(self, sentence: str) -> tuple[int, ...]:
+        """Returns the ids of a sentence's tokens, with [CLS] and [SEP].
+
+        Raises:
+            ConfigError: there are more than a model has positions.
+        """
+        ids = tuple(self.tokenizer(sentence)["input_ids"])
+        positions = min(model["electra"].config.max_position_embeddings for model in self.models)
+        if len(ids) > positions:
+            raise ConfigError(
+                f"sentence: {shown(sentence)} has {len(ids)} tokens; expected at most {positions}, the positions of"
+                f" {self.name}; shorten it"
+            )
+        return ids
+
+    @property
+    def models(self) -> list[Any]:
+        return [model for model in (self.discriminator, self.generator) if model is not None]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.models[0].parameters()).device
 
     @torch.inference_mode()
     def score(self, ids_BL: Tensor) -> dict[Kind, Tensor]:
@@ -165,15 +197,9 @@ class Scorer(NamedTuple):
     def draws(self, ids_BL: Tensor) -> Draws:
         """Returns the probabilities of the tokens, each [B, T], with one token at a time masked."""
         sampling = self.sampling or Sampling(objective=P_G, mask_share=0.5)  # no discriminator: log p_G alone is used
-        heads = [self.generator]
-        if self.sampling is not None and "sampling_head" in self.generator:
-            heads.append(self.generator["sampling_head"])
         columns = []
         for position in range(1, ids_BL.shape[1] - 1):
-            masked_BL = ids_BL.clone()
-            masked_BL[:, position] = self.tokenizer.mask_token_id
-            hidden_BH, ids_B = hidden(self.generator, masked_BL)[:, position], ids_BL[:, position]
-            scores = [head["generator_lm_head"](head["generator_predictions"](hidden_BH)) for head in heads]
+            scores, ids_B = self.masked_scores(ids_BL, position), ids_BL[:, position]
             rows, parts = max(1, ELEMENTS // scores[0].shape[1]), []
             for start in range(0, len(ids_B), rows):
                 part = slice(start, start + rows)
@@ -181,6 +207,35 @@ class Scorer(NamedTuple):
                 parts.append(draws_of(log_p_G_XV.log_softmax(-1), ids_B[part], sampling, *head_XV))
             columns.append(Draws(*map(torch.cat, zip(*parts, strict=True))))
         return Draws(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
+
+    @property
+    def samples(self) -> bool:
+        """Whether there is a sampling head, and a record of how replacements were drawn with it."""
+        return self.sampling is not None and "sampling_head" in self.generator
+
+    def masked_scores(self, ids_BL: Tensor, position: int) -> list[Tensor]:
+        """Returns the logits [B, V] of the generator, and of its sampling head if any, at a position that it masks."""
+        masked_BL = ids_BL.clone()
+        masked_BL[:, position] = self.tokenizer.mask_token_id
+        hidden_BH = hidden(self.generator, masked_BL)[:, position]
+        heads = [self.generator, self.generator["sampling_head"]] if self.samples else [self.generator]
+        return [head["generator_lm_head"](head["generator_predictions"](hidden_BH)) for head in heads]
+
+    @torch.inference_mode()
+    def propose(self, ids: tuple[int, ...], position: int) -> Proposal:
+        """Returns what the generator and its sampling head, if any, propose for the token at a position."""
+        ids_BL = torch.tensor([ids], device=self.device)
+        log_p_G_V, *head_V = (score_BV[0].double() for score_BV in self.masked_scores(ids_BL, position))
+        log_p_G_V, original = log_p_G_V.log_softmax(-1), ids_BL[0, position]
+        if not head_V or self.sampling is None:
+            return Proposal(log_p_G_V.exp(), None, None)
+        weight_V, original_V = log_weights(log_p_G_V, self.sampling, *head_V)
+        if original_V is not None:
+            weight_V[original] = original_V[original]
+        loss_V = None
+        if self.sampling.objective == "hp_loss":
+            loss_V = F.softplus(head_V[0].index_put((original,), -head_V[0][original]))
+        return Proposal(log_p_G_V.exp(), weight_V.softmax(-1), loss_V)
 
     def words(self, sentence: str, score_T: np.ndarray) -> list[tuple[str, float]]:
         """Returns the words of a sentence, which spaces separate, each with the sum of its tokens' scores."""
@@ -257,6 +312,17 @@ def open_scorer(
             to=sys.stderr,
         )
     return Scorer(label, None if {*kinds} == {"generator"} else first, second, sampling, tokenizer, tuple(kinds))
+
+
+def kinds_of(name: str, generator: str | None, mask_share: float | None) -> tuple[Kind, ...]:
+    """Returns the scores that a run or a folder can give, with its `generator` and `mask_share` if it needs them."""
+    if is_run((name,)):
+        return get_args(Kind)
+    folder = find_folder(name)
+    if not generator and not (folder / "generator").is_dir():
+        return ("discriminator",)
+    recorded = mask_share is not None or SAMPLING in read_config(folder)
+    return get_args(Kind) if recorded else ("discriminator", "generator")
 
 
 def sampling_of(folder: Path, mask_share: float | None) -> Sampling:

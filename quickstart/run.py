@@ -163,6 +163,7 @@ def summarize(seconds: dict[str, float]) -> int:
         sep="\n",
     )
     code = run_stage(f"python -m pretrain.page {RUN}")  # its last line is the page's path
+    print(f"play     python -m finetune.show {RUN}")
     return code or int(any(row.passed is False for row in rows))
 
 

@@ -45,6 +45,7 @@ WRONG_PATHS = [
     "finetune/run_glue.py --model no/such --task CoLA",
     "finetune/run_squad.py --model no/such",
     "finetune/run_tagging.py --model no/such --task NER --data_dir .",
+    "finetune/show.py no/such",
     "finetune/report.py no/such",
 ]
 # An invalid file, for each option that takes one: not text, not JSON, not a model.
@@ -59,6 +60,7 @@ UNREADABLE = [
     "finetune/run_glue.py --model junk --task CoLA",
     "finetune/run_squad.py --model junk",
     "finetune/run_tagging.py --model junk --task NER --data_dir .",
+    "finetune/show.py junk",
     "finetune/report.py junk",
 ]
 NOT_FOR_TRAINING = set(HEAVY) - {"torch", "deepspeed"} | {

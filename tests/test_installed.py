@@ -97,7 +97,8 @@ def test_the_wheel_contains_every_module_and_every_file_they_read(wheel: Path) -
         for name in ("ds_configs", "hostfiles")
         for path in (REPOSITORY / name).iterdir()
     }
-    data |= {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "pretrain/analysis").glob("*.[hc][ts]*")}
+    pages = (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.html"))
+    data |= {path.relative_to(REPOSITORY).as_posix() for path in pages}
     wanted = {module.as_posix() for module in modules(*PACKAGES)} | data
     assert {name for name in held if ".dist-info/" not in name} == wanted
 

@@ -142,8 +142,8 @@ def compile_layers(model: torch.nn.Module) -> None:
                 layer.compile(dynamic=False)
 
 
-def load_trained(folder: Path, step: int | None = None, average: int = 1) -> tuple[Objective, int]:
-    """Loads a run's checkpoint of `step`, by default the newest intact one; returns its model (fp32, CPU) and step.
+def load_trained(folder: Path, step: str = "newest", average: int = 1) -> tuple[Objective, int]:
+    """Loads a run's checkpoint of a step, by default the newest intact one; returns its model (fp32, CPU) and step.
 
     The weights are the mean over this checkpoint and the ones before it, `average` in all.
 
@@ -151,7 +151,7 @@ def load_trained(folder: Path, step: int | None = None, average: int = 1) -> tup
         ConfigError: not a run folder, or it lacks intact checkpoints to load.
     """
     description = read_run(folder)
-    (last,) = choose_checkpoints(folder, ("newest" if step is None else str(step),))
+    (last,) = choose_checkpoints(folder, (step,))
     if average == 1:
         return load_checkpoint(description, last), last.step
     up_to_last = all_valid(folder / CHECKPOINTS, wanted=lambda step: step <= last.step)

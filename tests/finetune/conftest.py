@@ -58,6 +58,18 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def stock_generator(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generator of the size and with the tokenizer of `stock_model`."""
+    from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM
+
+    folder = tmp_path_factory.mktemp("generator")
+    torch.manual_seed(1)
+    ElectraForMaskedLM(ElectraConfig.from_pretrained(stock_model)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(stock_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of this project with relative positions: exported after 20 steps of HP_Loss on real text."""
     folder = tmp_path_factory.mktemp("pretrained")

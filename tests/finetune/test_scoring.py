@@ -25,7 +25,15 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from finetune.scoring import Draws, batches_by_length, draws_of, log_likelihood, log_sum_of_others, open_scorer
+from finetune.scoring import (
+    Draws,
+    batches_by_length,
+    draws_of,
+    kinds_of,
+    log_likelihood,
+    log_sum_of_others,
+    open_scorer,
+)
 from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
@@ -40,15 +48,6 @@ from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
 SENTENCES = ["word1 word2 good", "bad word3 , word4 word5 .", "good", "word9 word9 bad word9"]
 ENGLISH = ["The value of a name.", "Returns the number of items in it", "import", "a b c d e f"]
 M = 0.15
-
-
-@pytest.fixture(scope="module")
-def stock_generator(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generator")
-    torch.manual_seed(1)
-    ElectraForMaskedLM(ElectraConfig.from_pretrained(stock_model)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(stock_model).save_pretrained(folder)
-    return folder
 
 
 def sampler(log_p_V: Tensor, z_V: Tensor, sampling: Sampling, original: int) -> Tensor:
@@ -234,6 +233,37 @@ def test_the_cards_function_a_run_and_its_export_agree_and_follow_the_runs_own_s
     without = open_scorer(str(out), ("likelihood",)).scores(ENGLISH)
     same = [np.allclose(found[text]["likelihood"], without[text]["likelihood"], atol=0.01) for text in ENGLISH]
     assert all(same) if objective == "electra" else not any(same)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("objective", "switch"),
+    [
+        ("electra", "temperature=2"),
+        ("hp_loss", "forbid_original=true"),
+        ("hp_loss", "temperature=2"),
+        ("hp_dist", "mixture=0.3"),
+    ],
+)
+def test_proposals_have_the_probability_that_the_run_draws_them_with(
+    objective: str, switch: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    run = untrained_run(tmp_path / "run", shards_folder, "tiny", objective, f"objective.{switch}")
+    scorer = open_scorer(str(run), kinds_of(str(run), None, None))
+    ids = scorer.ids_of(ENGLISH[0])
+    logit_V, *head_V = (score_BV[0].double() for score_BV in scorer.masked_scores(torch.tensor([ids]), 2))
+    found = scorer.propose(ids, 2)
+    torch.testing.assert_close(found.p_G_V, logit_V.softmax(-1))
+    assert (found.estimated_loss_V is not None) == (objective == "hp_loss")
+    if objective == "electra":
+        assert found.p_S_V is None
+        return
+    assert scorer.sampling is not None
+    q_V = sampler(logit_V.log_softmax(-1), head_V[0], scorer.sampling, ids[2])
+    torch.testing.assert_close(found.p_S_V, q_V)
+    if found.estimated_loss_V is not None:
+        loss_V = torch.where(torch.arange(len(q_V)) == ids[2], softplus(-head_V[0]), softplus(head_V[0]))
+        torch.testing.assert_close(found.estimated_loss_V, loss_V)
 
 
 def test_a_missing_sampling_head_is_said(

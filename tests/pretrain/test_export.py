@@ -46,12 +46,12 @@ def untouched_run(folder: Path, shards: Path, objective: str, *overrides: str) -
 
 @pytest.mark.parametrize(
     ("steps", "given", "said"),
-    [(600, {}, ["the run is unfinished: this is step 1 of 600"]), (600, {"step": 1}, []), (1, {}, [])],
+    [(600, {}, ["the run is unfinished: this is step 1 of 600"]), (600, {"step": "1"}, []), (1, {}, [])],
     ids=["unfinished", "the step asked for", "finished"],
 )
 def test_an_export_of_an_unfinished_run_says_so(
     steps: int,
-    given: dict[str, int],
+    given: dict[str, str],
     said: list[str],
     shards_folder: Path,
     tmp_path: Path,
@@ -74,7 +74,7 @@ def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
     for step, factor in ((2, 3.0), (3, 5.0), (4, 100.0)):
         weights = {name: factor * weight for name, weight in state.weights.items()}
         save(run / CHECKPOINTS, step, EngineState(step, {}, weights, state.moments), {}, keep_last=9)
-    main(ExportOptions(run=run, out=tmp_path / "out", step=3, average=3))
+    main(ExportOptions(run=run, out=tmp_path / "out", step="3", average=3))
     assert capsys.readouterr().out.endswith(f"to {tmp_path / 'out'}, averaged over 3 checkpoints\n")
     exported, first = load_encoder(tmp_path / "out").state_dict(), state.weights
     for name in ("encoder.layer.0.intermediate.dense.weight", "encoder.layer.1.attention.self.key.weight"):
@@ -118,12 +118,36 @@ def test_an_export_of_one_step_reads_no_other_checkpoint(
     """A run may keep hundreds of them."""
     run = untouched_run(tmp_path / "run", shards_folder, "mlm")
     shutil.copytree(run / CHECKPOINTS / "step-00000001", run / CHECKPOINTS / "step-00000002")  # damaged: of step 1
-    main(ExportOptions(run=run, out=tmp_path / "out", step=1))
+    main(ExportOptions(run=run, out=tmp_path / "out", step="1"))
     assert "is not used" not in capsys.readouterr().out
     main(ExportOptions(run=run, out=tmp_path / "newest"))
     assert "step-00000002 is not used" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"steps: got 2, expected newest, all, or steps .*: 1$"):
-        main(ExportOptions(run=run, out=tmp_path / "other", step=2))
+        main(ExportOptions(run=run, out=tmp_path / "other", step="2"))
+
+
+def test_every_kept_step_is_exported_as_alone_with_the_lines_that_upload_it_as_a_revision(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = untouched_run(tmp_path / "run", shards_folder, "electra"), tmp_path / "all of it"
+    state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
+    tripled = {name: 3 * weight for name, weight in state.weights.items()}
+    save(run / CHECKPOINTS, 20, EngineState(20, {}, tripled, state.moments), {}, keep_last=9)
+    with pytest.raises(ConfigError, match="average: got 2 with --step all"):
+        main(ExportOptions(run=run, out=out, step="all", average=2))
+    main(ExportOptions(run=run, out=out, step="all"))
+    names = ["step-00000001", "step-00000020"]
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"exported step {int(name[5:])} of {run} to {out / name}" for name in names),
+        "to upload: the newest, then each as a revision",
+        f"hf upload OWNER/NAME '{out / names[1]}'",
+        *(f"hf upload OWNER/NAME '{out / name}' --revision {name}" for name in names),
+    ]
+    for name in names:
+        main(ExportOptions(run=run, out=tmp_path / name, step=str(int(name[5:]))))
+        files = [path.relative_to(out / name) for path in (out / name).rglob("*") if path.is_file()]
+        assert Path("README.md") in files and Path("generator/model.safetensors") in files
+        assert all((out / name / file).read_bytes() == (tmp_path / name / file).read_bytes() for file in files)
 
 
 def test_an_export_into_a_link_leaves_the_link_and_a_users_folder_beside_it_alone(
