@@ -42,6 +42,8 @@ class DeepSpeed(Backend):
 
     def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
         self.world, self._patched = world, patch_modules(world)
+        if world.device.index is not None:
+            os.environ["LOCAL_RANK"] = str(world.device.index)  # DeepSpeed's device, whatever the launcher's number is
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         self.adam = MuonAndAdamW([{**group} for group in groups], fused=True)
         self.adam.orthogonal = self.orthogonal

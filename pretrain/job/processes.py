@@ -85,7 +85,8 @@ def start_processes() -> World:
     launched = number_of("WORLD_SIZE", "0")
     rank, world_size = number_of("RANK") if launched else 0, max(1, launched)
     if torch.cuda.is_available():
-        device = torch.device("cuda", number_of("LOCAL_RANK", "0"))
+        # modulo: a site that binds a GPU to each task shows every task one device, number 0
+        device = torch.device("cuda", number_of("LOCAL_RANK", "0") % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")

@@ -77,6 +77,16 @@ def test_a_process_of_a_job_that_ends_by_an_error_keeps_its_exit_code(error: str
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
+def test_a_task_that_sees_only_its_own_gpu_takes_it_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[object] = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert start_processes().device == torch.device("cuda", 0) == taken[0]
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other settings")
 def test_memory_freed_by_a_step_is_reused_by_the_next_without_page_faults(
     alone: subprocess.CompletedProcess[str],
