@@ -33,6 +33,7 @@ from pretrain.method.sampling import predict
 from pretrain.model.heads import Scores
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
+from pretrain.training.metrics import MetricTotals
 from pretrain.training.models import compile_layers
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -148,7 +149,7 @@ class EngineStep:
         self.engine = new_engine(new_model(run, compiled), run, config, options.batch_size, world)
         if world.device.type == "cuda" and not compiled:
             self.batch = batch.to(world.device, counts=True)
-            replay_micro_batches(self.engine.module, self.batch)
+            replay_micro_batches(self.engine, self.batch, MetricTotals(world.device).add)  # as in a run
 
     def __call__(self) -> None:
         self.engine.backward(self.engine.forward(self.batch).loss)

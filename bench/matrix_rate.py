@@ -16,7 +16,7 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def matrix_rates(precision: str) -> dict[str, float]:
     """Returns the FLOP/s at the fastest size, of `torch.mm` and of the model's linear layer (oneDNN on a CPU)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    squares = [torch.rand(size, size, device=device).to(DTYPES[precision]) for size in SIZES[device]]
+    squares = [torch.randn(size, size, device=device).to(DTYPES[precision]) for size in SIZES[device]]
     products: dict[str, Product] = {"torch.mm": torch.mm, "linear": cpu_ops.linear if device == "cpu" else ops.linear}
     return {name: max(_rate(product, left) for left in squares) for name, product in products.items()}
 

@@ -28,6 +28,7 @@ from bench.contender import CONTENDERS, PEERS, Contender, Name, StepOptions, ser
 from bench.matrix_rate import matrix_rates
 from foundation.command_line import HIDDEN, run_command
 from foundation.files import write_atomically
+from pretrain.job.processes import leave
 
 
 class StepBenchOptions(StepOptions):
@@ -49,7 +50,7 @@ class StepBenchOptions(StepOptions):
 def main(options: StepBenchOptions) -> int:
     if options.serve:
         serve(options.serve, options)
-        return 0
+        leave(0)  # without the shutdown, in which graphs and the process group may crash
     contenders = [Contender(name, options) for name in options.contenders]
     with ThreadPoolExecutor(len(contenders)) as pool:
         list(pool.map(lambda contender: contender.warm_up(options.warm_up_seconds), contenders))

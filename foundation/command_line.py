@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -130,13 +131,36 @@ def run_command(main: Callable[[Options], int | None], options_class: type[Optio
 def run_script(main: Callable[[Any], int | None]) -> NoReturn:
     """Exits with the code of `run_command` for the options that `main` takes and its module's docstring.
 
+    A command that joined a process group ends without the interpreter's shutdown, in which its threads may crash.
+
     Lets PyTorch's threads wait for each other actively for about a tenth of a millisecond and then sleep, if PyTorch is
     not imported yet (`SPINS`). OMP_WAIT_POLICY is obeyed instead if it is set.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    sys.exit(run_command(main, get_type_hints(main)["options"], sys.modules[main.__module__].__doc__))
+    before = _in_process_group()
+    try:
+        sys.exit(run_command(main, get_type_hints(main)["options"], sys.modules[main.__module__].__doc__))
+    except BaseException as error:
+        if before or not _in_process_group():
+            raise
+        if not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        end_here(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else EXIT_FAILED)
+
+
+def _in_process_group() -> bool:
+    group = sys.modules.get("torch.distributed")  # not imported here: most commands need no PyTorch
+    return group is not None and bool(group.is_initialized())
+
+
+def end_here(code: int) -> NoReturn:
+    """Ends this process at once with this exit code, its output written, without the interpreter's shutdown."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # full disk or closed stream, already reported by whoever wrote to it
+            stream.flush()
+    os._exit(code)
 
 
 def _told(error: Exception) -> int:

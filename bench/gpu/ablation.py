@@ -24,6 +24,7 @@ from pretrain.engine.hardware import compute_deterministically
 from pretrain.model import ops
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
+from pretrain.training.metrics import MetricTotals
 from pretrain.training.models import compile_layers
 
 COPIED_BYTES = {"cuda": 2**32, "cpu": 2**26}
@@ -141,5 +142,5 @@ def new_step(where: Setting, switch: Switch, stack: ExitStack) -> Callable[[], o
     batch = new_batch(where)
     if switch.graphs and where.device.type == "cuda":
         batch = batch.to(where.device, counts=True)
-        replay_micro_batches(engine.module, batch)
+        replay_micro_batches(engine, batch, MetricTotals(where.device).add)
     return partial(engine_step, engine, batch)

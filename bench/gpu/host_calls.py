@@ -11,9 +11,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock, patch
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -27,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import JITFunction
 
 from bench.batches import random_batch
-from bench.engine import engine_step, operations
+from bench.engine import LEARNING_RATE, engine_step, operations
 from bench.gpu.setting import Plainly
 from bench.models import CONFIGS, fresh_model, new_engine
 from foundation.command_line import run_command
@@ -35,12 +37,12 @@ from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
-from pretrain.engine import deepspeed_patches
-from pretrain.engine.graphs import Replay, ReplayLoss
+from pretrain.engine import deepspeed_patches, graphs
 from pretrain.engine.plain import squared_norm
 from pretrain.job.processes import start_processes
 from pretrain.model import cuda_ops
 from pretrain.presets import preset
+from pretrain.training.metrics import MetricTotals
 
 META = torch.device("meta")
 CAPABILITIES = {"PyTorch": (7, 0), "Triton": (8, 0)}
@@ -86,7 +88,7 @@ def main(options: CallOptions) -> None:
     run, batch = preset(options.preset), random_batch(options.batch_size, options.seq_length)
     rest = calls_of_update(run)
     rows = [forward_and_backward(run, batch, each).row(name, rest) for name, each in CAPABILITIES.items()]
-    rows.append(replays(run, batch).row("Triton, CUDA graphs", rest))
+    rows.append(replays(run))
     print("\n".join(markdown_table(["operations", *COLUMNS], rows)))
 
 
@@ -100,18 +102,24 @@ def forward_and_backward(run: RunConfig, batch: Batch, capability: tuple[int, in
     return calls
 
 
-def replays(run: RunConfig, batch: Batch) -> Calls:
-    """Counts calls when forward and backward are graphs: `replay_micro_batches` without capturing any."""
-    parameters = tuple(fresh_model(run).to(META, torch.bfloat16).parameters())
-    loss, captured = torch.zeros((), device=META), batch.to(META, counts=True)
-    gradient = torch.empty(sum(parameter.numel() for parameter in parameters), device=META, dtype=torch.bfloat16)
-    replay = Replay(lambda: None, lambda: None, loss, loss.clone(), parameters, gradient)
-    with Calls() as calls:
-        for part in captured:
-            torch.as_tensor(part).copy_(torch.as_tensor(part))
-        ReplayLoss.apply(replay, *parameters).backward()
+def replays(run: RunConfig) -> list[str]:
+    """Counts calls when forward and backward are graphs, which are captured as nothing."""
+    engine = new_engine(fresh_model(run), run, CONFIGS / "zero1_bf16.json", 1, start_processes())
+    batch = random_batch(1, 16).to(engine.device, counts=True)
+    nothing: dict[str, Any] = {"captured": lambda *_: nullcontext(), "warm_up": lambda work, times: None}
+    with (
+        Plainly(),
+        patch.multiple(graphs, **nothing),
+        patch.multiple(torch.cuda, CUDAGraph=Mock, graph_pool_handle=Mock()),
+    ):
+        graphs.replay_micro_batches(engine, batch, MetricTotals(engine.device).add)
+        engine_step(engine, batch)  # the first update makes buffers
+        with Calls() as calls:
+            engine.backward(engine.forward(batch).loss)
+        with Calls() as update:
+            engine.update(LEARNING_RATE)
     calls.operations["replay"] = 2
-    return calls
+    return calls.row("Triton, CUDA graphs", update.operations.total())
 
 
 def calls_of_update(run: RunConfig) -> int:

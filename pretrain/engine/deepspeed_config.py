@@ -31,6 +31,8 @@ class EngineConfig:
     """Sequences per rank and micro-batch."""
     accumulation_steps: int
     """Micro-batches per rank and step."""
+    overlaps: bool
+    """Gradients are reduced during the backward."""
     offloads: bool
     """Master weights and moments are in the host's memory."""
     recomputes: bool
@@ -102,6 +104,7 @@ def resolve(
         config.precision,
         micro,
         accumulation,
+        overlaps=bool(config.zero_optimization.overlap_comm),
         offloads=config.zero_optimization.offloads,
         recomputes=config.activation_checkpointing is not None,
     )

@@ -14,6 +14,8 @@ from pretrain.job.processes import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's two moments, under the names that PyTorch and DeepSpeed give them."""
+ALIGNED = 4
+"""Values of fp32 in 16 bytes, from which a GPU's fast kernels want each gradient to start."""
 CHUNK = 2**20
 """Values converted to float64 at once on a CPU: 8 MB, which fit its cache."""
 
@@ -27,6 +29,8 @@ class Backend(ABC):
     """The optimizer: its groups hold the numbers of the next update, its state the moments of `masters`."""
     masters: Sequence[Tensor]
     """The tensors that Adam updates on this rank: fp32 parameters, or flat parts of them."""
+    replayed: list[Tensor] | None = None
+    """The flat gradients into which CUDA graphs write; none without graphs."""
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -42,6 +46,24 @@ class Backend(ABC):
 
         Returns `None` if the gradient was not finite, so nothing changed.
         """
+
+    def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+        """Returns new gradients of 0: few flat tensors, and in them each parameter's as a view, from 16 bytes on."""
+        raise NotImplementedError(f"{type(self).__name__} divides gradients otherwise")
+
+    def flattened(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+        """Returns the flat gradients of this step, and views of parameters' gradients that were copied into them."""
+        if self.replayed:
+            return self.replayed, {}
+        flats, views = self.flat_gradients()
+        found = [(view, parameter.grad) for parameter, view in views.items() if parameter.grad is not None]
+        torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
+        return flats, views
+
+    def replay_into(self, flats: list[Tensor], views: Mapping[Tensor, Tensor]) -> None:
+        """From now on the gradients are what CUDA graphs write into `flats`; `views` are those of used parameters."""
+        torch._foreach_zero_(flats)
+        self.replayed = flats
 
     def start_adam(self) -> None:
         """Creates Adam's state now rather than at the first update: a checkpoint may be saved or loaded before that."""
@@ -103,17 +125,30 @@ class Plain(Backend):
         if finite:
             nn.utils.clip_grads_with_norm_(self.masters, self._largest_norm, norm)
             self.adam.step()
-        self.module.zero_grad(set_to_none=True)
+        if self.replayed:
+            torch._foreach_zero_(self.replayed)
+        else:
+            self.module.zero_grad(set_to_none=True)
         return float(norm) if finite else None
+
+    def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+        sizes = [-(-master.numel() // ALIGNED) * ALIGNED for master in self.masters]
+        flat = torch.zeros(sum(sizes), device=self.world.device)
+        parts = zip(self.masters, flat.split(sizes), strict=True)
+        return [flat], {master: part[: master.numel()].view_as(master) for master, part in parts}
+
+    def replay_into(self, flats: list[Tensor], views: Mapping[Tensor, Tensor]) -> None:
+        super().replay_into(flats, views)
+        for master, view in views.items():
+            master.grad = view
 
     def _average_over_ranks(self) -> None:
         """Averages the gradients, all in one all-reduce; a rank without a gradient of a parameter has zeros."""
-        gradients = [torch.zeros_like(master) if master.grad is None else master.grad for master in self.masters]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        (flat,), views = self.flattened()
         dist.all_reduce(flat)
-        parts = flat.mul_(1 / self.world.world_size).split([master.numel() for master in self.masters])
-        for master, part in zip(self.masters, parts, strict=True):
-            master.grad = part.view_as(master)
+        flat.mul_(1 / self.world.world_size)
+        for master, view in views.items():
+            master.grad = view
 
     def gather(self, moment: str | None = None) -> dict[str, Tensor]:
         if not self.world.is_first:

@@ -42,6 +42,8 @@ class DeepSpeed(Backend):
 
     def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
         self.world, self._patched = world, patch_modules(world)
+        if world.device.index is not None:
+            os.environ["LOCAL_RANK"] = str(world.device.index)  # DeepSpeed's device, whatever the launcher's number is
         deepspeed.init_distributed(dist_init_required=False, verbose=False)
         self.adam = MuonAndAdamW([{**group} for group in groups], fused=True)
         self.adam.orthogonal = self.orthogonal
@@ -124,13 +126,52 @@ class Zero12(DeepSpeed):
 
     def __init__(self, model: nn.Module, groups: Groups, config: EngineConfig, world: World) -> None:
         zero = config.json["zero_optimization"]
-        if world.world_size == 1:  # nothing to reduce: no second stream, no buffer, no wait, and
-            zero = zero | {"overlap_comm": False, "contiguous_gradients": False}  # at stage 1 no hook on any gradient
+        self._flat = config.stage == 1 and not config.overlaps and not config.offloads and patch_modules(world)
+        if world.world_size == 1 or self._flat:  # nothing to reduce during a backward: no second stream, buffer, wait,
+            zero = zero | {"overlap_comm": False, "contiguous_gradients": False}  # and at stage 1 no hook on a gradient
         super().__init__(model, groups, replace(config, json=config.json | {"zero_optimization": zero}), world)
         optimizer = self.engine.optimizer
         if self._patched and not optimizer.cpu_offload:
             patch_optimizer(optimizer, world)
         self.masters = optimizer.single_partition_of_fp32_groups
+        self._micro_batches = config.accumulation_steps
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs) if self._flat else super().forward(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        if not self._flat:
+            return super().backward(loss)
+        return self.engine.optimizer.scale_if_loss(loss / self._micro_batches).backward()
+
+    def update(self) -> Tensor | float | None:
+        """Ends a step by DeepSpeed's optimizer alone, if the gradient of each group is reduced as one flat tensor."""
+        if not self._flat:
+            return super().update()
+        zero = self.engine.optimizer
+        zero.averaged_gradients = {group: [self._own_part(flat)] for group, flat in enumerate(self.flattened()[0])}
+        zero.step()
+        if self.replayed:
+            torch._foreach_zero_(self.replayed)
+        return None if zero.overflow else zero._global_grad_norm
+
+    def _own_part(self, flat: Tensor) -> Tensor:
+        """Returns this rank's part of the gradient's mean over the ranks. Collective."""
+        if self.world.world_size == 1:
+            return flat
+        part = flat.new_empty(len(flat) // self.world.world_size)
+        dist.reduce_scatter_tensor(part, flat.div_(self.world.world_size))
+        return part
+
+    def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+        zero = self.engine.optimizer
+        flats = [torch.zeros_like(weights) for weights in zero.bit16_groups_flat]
+        groups = zip(flats, zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
+        return flats, {
+            parameter: flat.narrow(0, offset, parameter.numel()).view_as(parameter)
+            for flat, parameters, offsets in groups
+            for parameter, offset in zip(parameters, offsets, strict=True)
+        }
 
     def start_adam(self) -> None:
         super().start_adam()

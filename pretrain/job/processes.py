@@ -5,7 +5,6 @@ import ipaddress
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from foundation.command_line import end_here
 from foundation.config import ConfigError
 from foundation.machine import cores, keep_freed_memory
 from foundation.progress import Made, waited_for
@@ -85,7 +85,8 @@ def start_processes() -> World:
     launched = number_of("WORLD_SIZE", "0")
     rank, world_size = number_of("RANK") if launched else 0, max(1, launched)
     if torch.cuda.is_available():
-        device = torch.device("cuda", number_of("LOCAL_RANK", "0"))
+        # modulo: a site that binds a GPU to each task shows every task one device, number 0
+        device = torch.device("cuda", number_of("LOCAL_RANK", "0") % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
@@ -175,14 +176,7 @@ def leave(code: int) -> NoReturn:
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.barrier()
-        _end_here(code)
+        end_here(code)
     if dist.is_initialized():
-        atexit.register(_end_here, code)
+        atexit.register(end_here, code)
     raise SystemExit(code)
-
-
-def _end_here(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # full disk or closed stream, already reported by whoever wrote to it
-            stream.flush()
-    os._exit(code)

@@ -49,7 +49,7 @@ class RunOptions(StrictConfig):
     compile: bool = False
     """fuse each layer with torch.compile, for GPUs; adds half a minute to every start, slower on a CPU"""
     graphs: Literal["auto", "on", "off"] = "auto"
-    """replay each micro-batch as CUDA graphs, at ZeRO stages 0 to 2; auto: on one GPU in bf16, without --compile"""
+    """replay each micro-batch as CUDA graphs, at ZeRO stages 0 and 1; auto: on GPUs, without --compile"""
     hang_timeout: float = Field(default=600, ge=1, le=MOST)
     """seconds without progress before the job is ended"""
     dry_run: bool = False

@@ -69,11 +69,10 @@ class Plan(NamedTuple):
 
     @property
     def graphs(self) -> bool:
-        """Whether CUDA graphs replay the micro-batches; `auto`: in one process in bf16."""
+        """Whether CUDA graphs replay the micro-batches; `auto`: wherever they can, but not compiled layers."""
         if self.options.graphs != "auto":
             return self.options.graphs == "on"
-        shown = self.target.processes == 1 and self.deepspeed.precision == "bf16" and not self.options.compile
-        return shown and not any(unreplayable(self.deepspeed, self.target.on_gpu))
+        return not self.options.compile and not any(unreplayable(self.deepspeed, self.target.on_gpu))
 
     def __str__(self) -> str:
         """The plan in five lines; every setting is in the run folder's run.json."""

@@ -154,17 +154,13 @@ def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
             f"deepspeed_config: a process needs about {needed / GIB:,.1f} GiB, but {machine.name} has"
             f" {machine.memory / GIB:,.1f}; use more GPUs or smaller micro-batches"
             " (--set deepspeed.train_micro_batch_size_per_gpu=N), or recompute activations"
-            f" (--set deepspeed.activation_checkpointing={{}}){', or --graphs off' if plan.graphs else ''}"
+            " (--set deepspeed.activation_checkpointing={})"
         )
 
 
 def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
-    """Returns the estimated memory of one process.
-
-    CUDA graphs keep their activations' memory, and a step that reports, which is no replay, needs its own.
-    """
-    one = memory_per_process(plan.deepspeed, plan.target.processes, parameters, plan.sizes, machine.capability)
-    return one._replace(activations=2 * one.activations) if plan.graphs else one
+    """Returns the estimated memory of one process."""
+    return memory_per_process(plan.deepspeed, plan.target.processes, parameters, plan.sizes, machine.capability)
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:

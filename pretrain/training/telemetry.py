@@ -60,11 +60,19 @@ class Telemetry:
         for warning in too_long(plan, machine, steps - step):
             self.say(f"WARNING: {warning}")
         self._reported, self.own_time = MetricTotals(engine.device), OwnTime(engine)
-        self._first: tuple[Batch, Output] | None = None
+        self.observe, self._replayed = self._reported.add, False
+        self._shown: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).shown if self._log else []
-        self._began = self._since = time.monotonic()
         self._spoken = False
+        self.begin(replayed=False)
+
+    def begin(self, replayed: bool) -> None:
+        """Begins the first log interval anew; `replayed` means that each forward calls `observe` itself."""
+        self._replayed = replayed
+        self._reported.sums.zero_()
+        self._reported.distributions.zero_()
+        self._began = self._since = time.monotonic()
 
     def say(self, line: str) -> None:
         """Prints a line, on the first rank."""
@@ -85,17 +93,18 @@ class Telemetry:
 
     def forward_done(self, batch: Batch, output: Output) -> None:
         """Adds one micro-batch of the current step."""
-        self._reported.add(batch, output, self.watching)
-        if self._log and self._first is None and self._due(self._run.histogram_every):
-            self._first = batch, output  # decoded after the step: now the host would have to wait for the device
+        if not self._replayed:
+            self.observe(batch, output, self.watching)
+        if self._log and self._due(self._run.histogram_every):
+            self._shown = batch, output  # decoded after the step: now the host would have to wait for the device
 
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes the reports that are due after the step. Collective."""
         if self._due(self._run.histogram_every):
             counts = self._engine.world.sum_over_ranks(self._reported.distributions.clone())
-            if self._log and self._first:
-                self._log.write_example(self._step, example(*self._first, self._vocabulary), histograms(counts))
-            self._first = None
+            if self._log and self._shown:
+                self._log.write_example(self._step, example(*self._shown, self._vocabulary), histograms(counts))
+            self._shown = None
         if self._due(self._run.log_every):
             self._write_line(state, result)
             self._spoken = True
@@ -120,9 +129,8 @@ class Telemetry:
         values |= state.values(self._run, result)
         values |= speed(self._plan, steps, values["tokens"], seconds, self._machine.products)
         values |= work_done(self._plan, state.step)
-        own = self.own_time.end()
         if self._engine.world.world_size > 1:  # a single process never waits
-            values |= own
+            values |= self.own_time.end()
         self.write("train", state, values)
 
     def write(self, kind: str, state: TrainingState, values: dict[str, Any]) -> None:

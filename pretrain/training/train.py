@@ -121,13 +121,28 @@ def train(training: Training) -> int:
     plan, machine, engine, batches, _ = training
     state = resume(plan.folder / CHECKPOINTS, engine, TrainingState)
     choice = MaskChoice(plan.run.mask_choice, state, batches, engine.world) if plan.run.mask_choice else None
-    if plan.graphs and state.step < plan.run.optim.steps:
-        replay_micro_batches(engine.module, batches.step(state.step)[0].to(engine.device, counts=True))
     with StopRequest(plan.folder) as stop, closing(Telemetry(plan, machine, engine, state.step)) as telemetry:
+        if plan.graphs and state.step < plan.run.optim.steps:
+            telemetry.begin(replayed=captures(training, state.step, telemetry))
         code = run_steps(training, state, telemetry, stop, choice)
     if engine.world.is_first:
         stop.withdraw(telemetry.say)
     return code
+
+
+def captures(training: Training, step: int, telemetry: Telemetry) -> bool:
+    """Captures a micro-batch as CUDA graphs; returns whether that succeeded, which only `--graphs on` demands."""
+    engine, sample = training.engine, training.batches.step(step)[0]
+    try:
+        replay_micro_batches(engine, sample.to(engine.device, counts=True), telemetry.observe)
+    except RuntimeError as error:
+        if training.plan.options.graphs == "on":
+            error.add_note("graphs: a micro-batch could not be captured; --graphs off trains without CUDA graphs")
+            raise
+        reason = str(error).partition("\n")[0]
+        telemetry.say(f"WARNING: graphs: trains without CUDA graphs, slower, as a capture failed: {reason}")
+        return False
+    return True
 
 
 def run_steps(
@@ -188,11 +203,12 @@ def losses(
     contribution to the step's mean loss.
     """
     engine = training.engine
+    timed = telemetry.own_time.computing if engine.world.world_size > 1 else nullcontext  # read of several ranks only
     for number, batch in enumerate(micro_batches):
         torch.manual_seed(key_of(training.plan.run.seed, step, number, engine.world.rank))  # for dropout only
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device, counts=engine.device.type == "cuda")
-        with telemetry.own_time.computing():
+        with timed():
             output = engine.forward(batch, entropies=telemetry.watching)
         yield output.loss, output.loss.detach() / training.batches.plan.micro_batches
         telemetry.forward_done(batch, output)

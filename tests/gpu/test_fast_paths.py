@@ -27,6 +27,7 @@ from pretrain.engine.optim import parameter_groups
 from pretrain.engine.plain import squared_norm
 from pretrain.model import ops
 from pretrain.model.distribution import BLOCK, draw_in_blocks, inverse_cdf
+from pretrain.training.metrics import MetricTotals
 from pretrain.training.models import compile_layers
 
 ROUNDINGS = 16
@@ -311,7 +312,7 @@ def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(gpu: Settin
     for graphed in (False, True):
         engine = gentle_engine(gpu, new_model(gpu), config)
         if graphed:
-            replay_micro_batches(engine.module, batch)
+            replay_micro_batches(engine, batch, MetricTotals(gpu.device).add)
         for step in range(ENGINE_STEPS):
             torch.manual_seed(step)
             engine_step(engine, batch)

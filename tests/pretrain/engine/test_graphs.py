@@ -1,7 +1,10 @@
-"""Claims about the replay of micro-batches: gradients add up; on a GPU, graphs give the bits of an eager step."""
+"""Claims about the replay of micro-batches: graphs give the bits of eager steps, by a double and on a GPU."""
 
 import gc
 import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from subprocess import Popen
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -9,40 +12,45 @@ import pytest
 import torch
 
 from bench.batches import random_batch
+from bench.gpu.declared import declare
 from pretrain.data.batches import Batch
-from pretrain.engine.graphs import WARM_UPS, Replay, ReplayLoss, replay_micro_batches
-from tests.pretrain.conftest import SMALL_MODEL, new_model
+from pretrain.engine import graphs
+from pretrain.engine.engine import Engine
+from pretrain.engine.graphs import replay_micro_batches
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import start_processes
+from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
+from tests.pretrain.engine import engine_worker as worker
+from tests.pretrain.engine import graph_double
+from tests.pretrain.engine.graph_double import trained
 from tests.pretrain.huggingface.test_modernbert import MODERN
 
-
-def test_gradients_add_up_although_each_replay_overwrites_the_last_ones() -> None:
-    weight, x = torch.nn.Parameter(torch.tensor([2.0, 3.0])), torch.zeros(2)
-    loss, incoming, gradient = torch.zeros(()), torch.zeros(()), torch.zeros(2)
-
-    def forward() -> None:
-        loss.copy_((weight.detach() * x).sum())
-
-    def backward() -> None:
-        gradient.copy_(x * incoming)
-
-    replay = Replay(forward, backward, loss, incoming, (weight,), gradient)
-    losses = []
-    for values in ([1.0, 10.0], [5.0, 7.0], [2.0, 0.0]):
-        x.copy_(torch.tensor(values))
-        losses.append(ReplayLoss.apply(replay, weight))
-        (losses[-1] / 4).backward()
-    assert [loss.item() for loss in losses] == [32.0, 31.0, 4.0]
-    assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.25]
+CASES = [
+    *((name, "zero1_bf16", SMALL_MODEL, 1) for name in OBJECTIVES),
+    *(("hp_loss", config, SMALL_MODEL, 2) for config in ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero1_fp16")),
+    ("hp_dist", "zero0_fp32", MODERN, 1),
+    ("hp_loss", "zero1_bf16", MODERN, 2),
+]
 
 
-def test_all_gradients_are_copied_at_once() -> None:
-    parameters = tuple(torch.nn.Parameter(torch.zeros(size)) for size in ((2, 3), (4,), (5, 2)))
-    replay = Replay(lambda: None, lambda: None, torch.zeros(()), torch.zeros(()), parameters, torch.arange(20.0))
-    ReplayLoss.apply(replay, *parameters).backward()
-    gradients = [each.grad for each in parameters if each.grad is not None]
-    assert [gradient.flatten()[0].item() for gradient in gradients] == [0.0, 6.0, 10.0]
-    (storage,) = {gradient.untyped_storage().data_ptr() for gradient in gradients}
-    assert storage != replay.gradient.untyped_storage().data_ptr()
+@pytest.mark.parametrize(("objective", "config", "sizes", "micro_batches"), CASES)
+def test_replays_give_the_bits_of_eager_steps_in_weights_norms_and_metrics(
+    objective: str, config: str, sizes: Any, micro_batches: int
+) -> None:
+    """By the double: with dropout, reports and an evaluation between the steps, and accumulation."""
+    declare()
+    eager, replayed = (trained(config, objective, sizes, micro_batches, graphed) for graphed in (False, True))
+    assert all(torch.equal(*pair) for pair in zip(eager, replayed, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_so_they_do_on_several_ranks_and_no_communication_is_captured(
+    ranks: int, launch: Callable[..., Popen[str]]
+) -> None:
+    process = launch(ranks, graph_double.__file__)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    assert output.count(": equal") == ranks * len(graph_double.SHARED), output
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
@@ -57,10 +65,24 @@ def test_counts_as_tensors_change_no_bit(objective: str, batch: Batch) -> None:
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_double.install(monkeypatch)
+
+
+def captured(model: Any, batch: Batch) -> Engine[Any]:
+    """An engine that replays micro-batches of this model."""
+    engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config("zero0_fp32", 1), start_processes())
+    replay_micro_batches(engine, batch._make(map(torch.as_tensor, batch)), lambda *_: None)
+    return engine
+
+
 def test_nothing_of_the_captured_graph_of_autograd_is_kept(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for CUDA's graphs: each backward would wait for the stream that the kept nodes belong to."""
-    stands_in: Any = MagicMock()
-    monkeypatch.setattr(torch, "cuda", stands_in)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
+    monkeypatch.setattr(graphs, "warm_up", lambda work, times: work())
     model, seen = new_model("hp_loss"), []
     eager = model.forward
 
@@ -70,23 +92,29 @@ def test_nothing_of_the_captured_graph_of_autograd_is_kept(batch: Batch, monkeyp
         return output
 
     model.forward = watched
-    replay_micro_batches(model, batch.to(torch.device("cpu"), counts=True))
+    captured(model, batch)
     gc.collect()
-    assert len(seen) == WARM_UPS + 1 and not any(loss() is not None for loss in seen)
+    assert len(seen) == 4 and not any(loss() is not None for loss in seen)
 
 
 @pytest.mark.parametrize("sizes", [SMALL_MODEL, MODERN], ids=["electra", "modern"])
-def test_after_a_capture_the_model_has_its_own_parameters(
-    sizes: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_capture_the_model_has_its_own_parameters(sizes: Any, batch: Batch, doubled: None) -> None:
     """Else the optimizer and DeepSpeed, which have the model's own, would miss gradients of steps without a replay."""
-    monkeypatch.setattr(torch, "cuda", MagicMock())
     model = new_model("hp_loss", sizes)
     own = [*model.parameters()]
-    replay_micro_batches(model, batch.to(torch.device("cpu"), counts=True))
+    captured(model, batch)
     assert all(one is other for one, other in zip(model.parameters(), own, strict=True))
     places = [parameter for module in model.modules() for parameter in module.parameters(recurse=False)]
     assert len({*places}) == len(places)  # one in two modules would be replaced in one of them only
+
+
+def test_a_capture_that_fails_leaves_the_engine_to_eager_steps(batch: Batch, doubled: None) -> None:
+    model = new_model("hp_loss")
+    eager = model.forward
+    model.forward = lambda *given, **options: (output := eager(*given, **options), output.loss.item())[0]
+    with pytest.raises(RuntimeError, match="capturing"):
+        captured(model, batch)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.gpu
@@ -98,13 +126,13 @@ def test_a_graph_gives_the_bits_of_an_eager_step_with_new_batches_weights_and_dr
     for graphed in (False, True):
         torch.manual_seed(0)
         model: Any = new_model(objective, SMALL_MODEL.model_copy(update={"dropout": 0.1}), 300).to(gpu)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        config = worker.resolved_config("zero0_fp32", 1)
+        engine: Engine[Any] = Engine(model, parameter_groups(model, 0.01), config, start_processes())
         if graphed:
-            replay_micro_batches(model, batches[0])
+            replay_micro_batches(engine, batches[0], lambda *_: None)
         for step, batch in enumerate(batches):
             torch.manual_seed(step)
-            model(batch).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            engine.backward(engine.forward(batch).loss)
+            engine.update(1e-2)
         results.append(list(model.parameters()))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

@@ -50,6 +50,43 @@ def test_plain_python_is_a_job_of_one_with_every_core_and_exits_with_the_given_c
     assert alone.stdout.splitlines()[2:] == [f"threads {cores()}"]
 
 
+FAILING = """
+import atexit, os
+from foundation.command_line import run_script
+from foundation.config import ConfigError, StrictConfig
+from pretrain.job.processes import start_processes
+def main(options: StrictConfig) -> int:
+    start_processes()
+    atexit.register(os.abort)  # in place of a thread of the communication library
+    raise {error}
+run_script(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("ConfigError('lr: wrong')", 2, "lr: wrong"),
+        ("KeyboardInterrupt", 130, "interrupted"),
+        ("ValueError", 1, "Trace"),
+    ],
+)
+def test_a_process_of_a_job_that_ends_by_an_error_keeps_its_exit_code(error: str, code: int, said: str) -> None:
+    program = [sys.executable, "-c", FAILING.format(error=error)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_a_task_that_sees_only_its_own_gpu_takes_it_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[object] = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert start_processes().device == torch.device("cuda", 0) == taken[0]
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other settings")
 def test_memory_freed_by_a_step_is_reused_by_the_next_without_page_faults(
     alone: subprocess.CompletedProcess[str],

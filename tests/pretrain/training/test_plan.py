@@ -81,6 +81,9 @@ def test_the_batch_is_divided_among_the_launchers_processes(
     ("changes", "problem"),
     [
         ({"deepspeed_config": "zero3_bf16"}, "with ZeRO stage 3, which moves the weights"),
+        ({"set": ("deepspeed.zero_optimization.stage=2",)}, "with ZeRO stage 2, which reduces .*; use stage 1"),
+        ({"set": ("deepspeed.zero_optimization.overlap_comm=true",)}, "with overlap_comm, which reduces"),
+        ({"set": ("deepspeed.zero_optimization.offload_optimizer.device=cpu",)}, "with offload_optimizer, which moves"),
         ({"set": ("deepspeed.activation_checkpointing={}",)}, "with activation_checkpointing, which reads"),
         ({"forecast": None}, "without a GPU"),
     ],
@@ -97,16 +100,18 @@ def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
 
 @pytest.mark.parametrize(
     ("changes", "on"),
-    [({}, True), ({"graphs": "off"}, False), ({"compile": True}, False), ({"deepspeed_config": "zero1_fp16"}, False)],
+    [({}, True), ({"graphs": "off"}, False), ({"compile": True}, False), ({"deepspeed_config": "zero1_fp16"}, True)],
 )
-def test_one_gpu_replays_graphs_in_bf16_unless_told_otherwise(
+def test_gpus_replay_graphs_unless_told_otherwise_in_the_memory_of_eager_steps(
     changes: dict[str, object], on: bool, shards_folder: Path, tmp_path: Path
 ) -> None:
     given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100"}
     plan = make_plan(options(shards_folder, tmp_path, **given | changes))
     assert plan.graphs is on
+    several = plan._replace(target=plan.target._replace(processes=16))
+    assert several.graphs is on
     kept = memory_per_process(plan.deepspeed, 1, 1, plan.sizes, (8, 0)).activations
-    assert memory_of(plan, 1, GPUS["a100", "bf16"]).activations == (2 if on else 1) * kept
+    assert memory_of(plan, 1, GPUS["a100", "bf16"]).activations == kept
 
 
 def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
