@@ -30,7 +30,7 @@ from pretrain.engine.hardware import file_of
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra, masked_states
 from pretrain.method.sampling import predict
-from pretrain.model.heads import Scores
+from pretrain.model.heads import HeadScores
 from pretrain.presets import preset, with_objective
 from pretrain.training.estimates import flops_per_token
 from pretrain.training.metrics import MetricTotals
@@ -212,7 +212,7 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 def heads_and_sampling(model: Electra, batch: Batch, hidden_BKH: torch.Tensor) -> torch.Tensor:
     """Returns L_G and L_S, [2, B, K], for a discriminator that is undecided everywhere."""
     projected_BKE = model.generator_predictions(hidden_BKH)
-    scores = Scores(projected_BKE, model.generator_lm_head, model.generator.embeddings.word_embeddings)
+    scores = HeadScores(projected_BKE, model.generator_lm_head, model.generator.embeddings.word_embeddings)
     prediction = predict(batch, hidden_BKH, scores.softmax(), model.objective.gamma)
     _, sampler_loss = model.draw(batch, prediction)
     undecided_BK = torch.zeros_like(prediction.loss_BK)

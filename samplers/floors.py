@@ -98,7 +98,7 @@ class Unigram(Floor):
         counts_V = np.zeros(text.manifest.vocab_size, dtype=np.int64)
         sequences = min(len(text), max(1, MOST_TOKENS // text.manifest.seq_length))
         for start in range(0, sequences, READ_AT_ONCE):
-            index_B, _ = text.shuffled(np.arange(start, min(start + READ_AT_ONCE, sequences)), seed=0)
+            index_B, _ = text.mixture.shuffled(np.arange(start, min(start + READ_AT_ONCE, sequences)), seed=0)
             ids_BL, _, _ = text.read(index_B, np.zeros_like(index_B))
             counts_V += np.bincount(ids_BL.flatten(), minlength=len(counts_V))  # [PAD] is special
         return counts_V

@@ -3,14 +3,8 @@
 from typing import Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from pretrain.method.hardness_prediction import HPLoss, SamplingHeadConfig
-from pretrain.model.distribution import Distribution
-from pretrain.model.heads import Scores
-
-LEAST_LOSS = 1e-6
-"""Lower bound on L_hat before it is raised to a power."""
 
 
 class HPLossPower(HPLoss):
@@ -26,6 +20,8 @@ class HPLossPower(HPLoss):
         """Exponent b of the estimated loss; beyond 5, powers of the least loss times p_G underflow in fp32."""
 
     objective: Config
+    least_loss = 1e-6
 
-    def weigh(self, p: Distribution, z: Scores, original_BK: Tensor) -> Distribution:
-        return p.weighted(z, original_BK, self.objective.exponent, LEAST_LOSS)
+    @property
+    def exponent(self) -> float:
+        return self.objective.exponent

@@ -49,7 +49,7 @@ class HeldOut(NamedTuple):
     def batches(self) -> Iterator[Batch]:
         """Yields the first sequences of the folder, in order, each with the first of its masks, on the device."""
         for start in range(0, self.sequences, self.batch_size):
-            index = self.shards.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
+            index = self.shards.mixture.in_turn(np.arange(start, min(start + self.batch_size, self.sequences)))
             yield make_batch(self.shards, index, np.zeros_like(index), HELD_OUT_SEED).to(self.device)
 
 

@@ -109,7 +109,7 @@ class Symptoms:
         try:
             window = self.run.shards_per_window
             shards = open_shards(*data_of(description), weights=description.data_weights, window=window)
-            index_B, _ = shards.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
+            index_B, _ = shards.mixture.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = SubwordTokenizer.load(self.folder / "tokenizer")
         except (ConfigError, OSError) as error:

@@ -125,7 +125,7 @@ class TrainingBatches:
     def sequences(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns sequence index and epoch of every sample of the step, each int64 [batch_size]."""
         sample = np.arange(step * self.plan.batch_size, (step + 1) * self.plan.batch_size)
-        return self.shards.shuffled(sample, self.seed)
+        return self.shards.mixture.shuffled(sample, self.seed)
 
     def step(self, step: int) -> list[Batch]:
         """Returns this rank's micro-batches of a step, on the CPU."""
@@ -203,5 +203,5 @@ def held_out_batches(shards: Shards, sequences: int, plan: BatchPlan, seed: int)
     """
     group = plan.micro_batch_size * plan.world_size
     for micro_step in range(max(1, min(sequences, len(shards)) // group)):
-        index = shards.in_turn(plan.rows(micro_step))
+        index = shards.mixture.in_turn(plan.rows(micro_step))
         yield make_batch(shards, index, np.zeros_like(index), seed)

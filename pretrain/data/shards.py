@@ -4,8 +4,7 @@ Opening reads only manifests and file sizes. A shard is mapped when one of its s
 `OPEN_SHARDS` stay mapped; any other is mapped again for each batch, which limits file descriptors and maps for any
 number of shards. (Sequences are drawn at random, so keeping other shards open would not help.)
 
-Several folders are mixed by weight. The number of a sample determines its folder, and how many samples of that folder
-precede it (`ordering.dealt`): each folder has its own epochs, and nothing is stored.
+Which sequence a sample reads is a matter of numbers alone: `mixture.py`.
 
 A folder may be a URL (`remote.py`): its shards are then read from local copies. With `order=windows` (`windows.py`), or
 for remote folders, `expect` tells which shards are read next; shards of other windows are unmapped.
@@ -17,8 +16,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
-from math import isfinite
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,16 +28,11 @@ from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_probl
 from foundation.command_line import may_pass
 from foundation.config import ConfigError, LocalProblem
 from foundation.files import with_suffix
-from foundation.ordering import dealt, key_of, permuted
+from pretrain.data.mixture import Mixture
 from pretrain.data.remote import CACHE, GB, Copy, Missing, local_folder, remote_folder, url_of
-from pretrain.data.windows import Windows
 
 OPEN_SHARDS = 32
 """Shards that stay mapped. Each takes 3 descriptors and 3 maps: 192 of each for training and held-out text together."""
-SHARE_UNIT = 1 << 30
-"""Weights are converted to integers of about this sum, for exact arithmetic; the error is one sample in a billion."""
-LARGEST_SHARES = 1 << 32
-"""Largest sum of shares for exact arithmetic; with more sequences, shares are scaled to a sum of `SHARE_UNIT`."""
 ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
 """Manifest fields that must be equal in all folders that are read together."""
 SHOWN = 3
@@ -59,7 +52,7 @@ class Shards:
     Attributes:
         names: the folders or URLs, as given. folders: the local folder of each; for a URL, the folder of its copies.
         manifest: the first folder's; its fields on tokens and masks hold for all folders.
-        sizes: number of sequences in each folder. shares: `weights`, or else `sizes`, as integers.
+        mixture: which sequence each sample reads.
         one_segment: true if no sequence has a second segment.
 
     Raises:
@@ -71,7 +64,6 @@ class Shards:
         urls = [url_of(folder) for folder in folders]
         self.names = tuple(url or str(folder) for url, folder in zip(urls, folders, strict=True))
         self.folders = tuple(map(local_folder, folders))
-        self.window = window
         manifests = [load_manifest(folder) for folder in self.folders]
         self.manifest = manifests[0]
         _require_alike(self.names, manifests)
@@ -86,61 +78,21 @@ class Shards:
         self._is_remote = any(urls)
         self._copies = [Copy(remote_folder(url), shard) if url else None for _, url, shard in shards]
         self._starts = np.cumsum([0, *(shard.sequences for _, _, shard in shards)])
-        self._counts = [[shard.sequences for shard in part.shards] for part in manifests]
-        self._windows = lru_cache(lambda folder, seed: Windows(self._counts[folder], window, seed))
+        self.mixture = Mixture(self.names, [part.shards for part in manifests], weights, window)
         self._mapped: dict[int, _MappedShard] = {}
         self._expected: dict[int, tuple[list[int], list[int]]] = {}
         self.one_segment = all(part.config.one_segment for part in manifests)
-        self.sizes = list(map(sum, self._counts))
-        exact = sum(self.sizes) <= LARGEST_SHARES
-        self.shares = self.sizes if exact and not weights else _whole_shares(folders, weights or self.sizes)
-        self._tokens = [sum(shard.tokens for shard in part.shards) for part in manifests]
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    @property
-    def mean_length(self) -> float:
-        """Mean number of tokens in a sampled sequence."""
-        return float(np.average(np.divide(self._tokens, self.sizes), weights=self.shares))
-
-    @property
-    def mixture(self) -> list[tuple[str, int, float]]:
-        """Each folder with its number of sequences and its share of the samples."""
-        shares = (share / sum(self.shares) for share in self.shares)
-        return list(zip(self.names, self.sizes, shares, strict=True))
-
-    def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns sequence and epoch of each of the samples, int64 [B]; a folder's epoch has each sequence once."""
-        folder_B, number_B = dealt(sample_B, self.shares)
-        epoch_B, place_B = np.divmod(number_B, np.array(self.sizes)[folder_B])
-        index_B = np.empty_like(place_B)
-        for folder, start in enumerate(self._folder_starts):
-            order_seed = key_of(seed, folder) if folder else seed  # folders of equal size get different orders
-            for epoch in np.unique(epoch_B[folder_B == folder]):
-                rows = (folder_B == folder) & (epoch_B == epoch)
-                if self.window:
-                    index_B[rows] = start + self._windows(folder, order_seed).sequences(place_B[rows], int(epoch))
-                else:
-                    index_B[rows] = start + permuted(place_B[rows], self.sizes[folder], order_seed, int(epoch))
-        return index_B, epoch_B
 
     def expect(self, sample_B: np.ndarray, seed: int) -> None:
         """Prepares for reading the samples, in ascending order: fetches their windows and the next ones from remote
         folders in the background, and unmaps the shards of other windows.
         """
-        if not self.window and not self._is_remote:
+        if not self.mixture.window and not self._is_remote:
             return
-        folder_B, number_B = dealt(sample_B, self.shares)
-        expected, first_shards = dict(self._expected), np.cumsum([0, *map(len, self._counts)]).tolist()
-        for folder in np.unique(folder_B).tolist():
-            numbers, first = number_B[folder_B == folder], first_shards[folder]
-            if self.window:
-                windows = self._windows(folder, key_of(seed, folder) if folder else seed)
-                here, following = windows.needed(int(numbers[0]), int(numbers[-1]))
-            else:
-                here, following = [shard for shard, count in enumerate(self._counts[folder]) if count], []
-            expected[folder] = [first + shard for shard in here], [first + shard for shard in following]
+        expected = self._expected | self.mixture.needed(sample_B, seed)
         if expected == self._expected:
             return
         self._expected = expected
@@ -158,7 +110,8 @@ class Shards:
         """
         remote = [copy for copy in self._copies if copy]
         whole = sum(copy.shard.size for copy in remote)
-        if not self.window and whole > CACHE.limit:
+        window = self.mixture.window
+        if not window and whole > CACHE.limit:
             raise ConfigError(
                 f"order: got 'full', but the remote shards hold {whole / GB:.1f} GB, more than the"
                 f" {CACHE.limit / GB:g} GB of --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
@@ -166,22 +119,12 @@ class Shards:
         sizes = {
             folder: sorted(copy.shard.size for copy in remote if copy.folder.local == folder) for folder in self.folders
         }
-        needed = sum(sum(size[-2 * self.window :]) for size in sizes.values())
-        if self.window and needed > CACHE.limit:
+        needed = sum(sum(size[-2 * window :]) for size in sizes.values())
+        if window and needed > CACHE.limit:
             raise ConfigError(
-                f"cache_gb: got {CACHE.limit / GB:g}, but two windows of {self.window} shards take up to"
+                f"cache_gb: got {CACHE.limit / GB:g}, but two windows of {window} shards take up to"
                 f" {needed / GB:.1f} GB; use --cache_gb {-(-needed // GB)}, or --set window lower"
             )
-
-    def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
-        """Returns the index of each sample's sequence if every folder is read in order, repeatedly; int64 [B]."""
-        folder_B, number_B = dealt(sample_B, self.shares)
-        return np.array(self._folder_starts)[folder_B] + number_B % np.array(self.sizes)[folder_B]
-
-    @property
-    def _folder_starts(self) -> list[int]:
-        """Index of each folder's first sequence."""
-        return np.cumsum([0, *self.sizes[:-1]]).tolist()
 
     def lengths(self, index_B: np.ndarray) -> np.ndarray:
         """Returns the length of each sequence in tokens, int64 [B]."""
@@ -279,15 +222,6 @@ def _require_alike(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
     ]
     if problems:
         raise ConfigError(*problems)
-
-
-def _whole_shares(folders: Sequence[Path], weights: Sequence[float]) -> list[int]:
-    if len(weights) != len(folders) or not all(isfinite(weight) and weight > 0 for weight in weights):
-        raise ConfigError(
-            f"data_weights: got {' '.join(map(str, weights))}, expected a number above 0 for each folder of --data, "
-            f"{len(folders)} in all"
-        )
-    return [max(1, round(weight / sum(weights) * SHARE_UNIT)) for weight in weights]
 
 
 class _MappedShard:

@@ -21,7 +21,7 @@ from pretrain.method.objective import Cost, ElectraOutput, Objective, ObjectiveC
 from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import Encoder, EncoderSizes
-from pretrain.model.heads import Scores, VocabularyScores
+from pretrain.model.heads import HeadScores, VocabularyScores
 
 SamplerLoss = Callable[[Tensor, Tensor], Tensor]
 """L_S of a draw, [B, K], as a function of the discriminator's logits and losses at the masked positions."""
@@ -67,7 +67,8 @@ class Detection(Objective):
         """Computes the losses of one micro-batch. With `from_p_G`, x' is drawn as in ELECTRA."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         prediction = self.predict(batch, entropies)
-        drawn, sampler_loss = (self.draw_from_p_G if from_p_G else self.draw)(batch, prediction)
+        draw = self.draw_from_p_G if from_p_G else self.draw
+        drawn, sampler_loss = draw(batch, prediction)
         d_BL, replaced_BL = self.discriminate(batch, drawn.tokens_BK)
         loss_G_BK = prediction.loss_BK
         loss_D_BL = weighted_loss_D_BL = discriminator_loss(d_BL, replaced_BL)
@@ -76,7 +77,7 @@ class Detection(Objective):
             weighted_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         lambda1, lambda2 = self.objective.lambdas
         return ElectraOutput(
-            # averaged over micro-batches: the means over the step
+            # the counts are means per micro-batch, so averaging micro-batches gives the step's mean
             loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + lambda1 * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + lambda2 * weighted_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
@@ -165,7 +166,7 @@ class Electra(Detection):
     def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
         hidden_BKH = masked_states(self.generator, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         projected_BKE = self.generator_predictions(hidden_BKH)
-        scores = Scores(projected_BKE, self.generator_lm_head, self.generator.embeddings.word_embeddings)
+        scores = HeadScores(projected_BKE, self.generator_lm_head, self.generator.embeddings.word_embeddings)
         return predict(batch, hidden_BKH, scores.softmax(), self.objective.gamma, entropies)
 
 

@@ -17,8 +17,8 @@ from pretrain.method.electra import ReplacementConfig, Sampler, SamplerLoss
 from pretrain.method.objective import Cost
 from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.config import ModelConfig
-from pretrain.model.distribution import Distribution
-from pretrain.model.heads import Scores, VocabularyScores
+from pretrain.model.distribution import LEAST_LOSS
+from pretrain.model.heads import HeadScores, VocabularyScores
 
 
 class SamplingHeadConfig(ReplacementConfig):
@@ -56,22 +56,30 @@ class SamplingHead(Sampler):
         self.sampler_scores = VocabularyScores(self.generator.config, self.objective.sampling_bias)
         self.start()
 
-    def score(self, hidden_BKH: Tensor) -> Scores:
+    def score(self, hidden_BKH: Tensor) -> HeadScores:
         """Returns e(x)·h_S, plus the bias if there is one, from the generator's hidden states."""
         detached = self.objective.detach_sampler_input
         projected_BKE = self.sampler_transform(hidden_BKH.detach() if detached else hidden_BKH)
-        return Scores(projected_BKE, self.sampler_scores, self.generator.embeddings.word_embeddings, frozen=detached)
+        return HeadScores(projected_BKE, self.sampler_scores, self.generator.embeddings.word_embeddings, detached)
 
 
 class HPLoss(SamplingHead):
     """HP_Loss: the head's D_hat = sigmoid(z) estimates the discriminator; x' is drawn in proportion to p_G L_hat, where
-    L_hat is the discriminator's loss by this estimate.
+    L_hat is the discriminator's loss by this estimate (`Distribution.times_estimated_loss`).
     """
 
     title = "ELECTRA with replacements sampled by estimated loss (HP_Loss)"
 
     class Config(SamplingHeadConfig):
         name: Literal["hp_loss"] = "hp_loss"
+
+    least_loss = LEAST_LOSS
+    """Lower bound on L_hat."""
+
+    @property
+    def exponent(self) -> float:
+        """Power to which L_hat is raised; samplers/power.py has a setting for it."""
+        return 1.0
 
     @torch.no_grad()
     def start(self) -> None:
@@ -80,17 +88,13 @@ class HPLoss(SamplingHead):
             self.sampler_transform.get_parameter("LayerNorm.weight").zero_()
 
     def draw(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
-        z, q = self.score(prediction.hidden_BKH), prediction.p.tempered(self.objective.temperature)
-        q = self.weigh(q, z, prediction.original_BK)
+        z, p_G = self.score(prediction.hidden_BKH), prediction.p.tempered(self.objective.temperature)
+        q = p_G.times_estimated_loss(z, prediction.original_BK, self.exponent, self.least_loss)
         drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
         z_BK = z.of(drawn.tokens_BK)
         estimate_BK = F.softplus(torch.where(drawn.tokens_BK == prediction.original_BK, -z_BK, z_BK))
         drawn = drawn._replace(estimated_loss_BK=estimate_BK.detach())
         return drawn, lambda d_BK, loss_D_BK: hp_loss_sampler_loss(z_BK, d_BK)
-
-    def weigh(self, p: Distribution, z: Scores, original_BK: Tensor) -> Distribution:
-        """Returns the distribution proportional to p L_hat, with L_hat by the head's scores z."""
-        return p.weighted(z, original_BK)
 
 
 class HPDist(SamplingHead):

@@ -11,7 +11,7 @@ from pretrain.method.objective import MaskedLMOutput, Objective, PredictionConfi
 from pretrain.method.sampling import predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import EncoderSizes
-from pretrain.model.heads import Scores, VocabularyScores
+from pretrain.model.heads import HeadScores, VocabularyScores
 
 
 class MaskedLM(Objective):
@@ -39,7 +39,7 @@ class MaskedLM(Objective):
     def forward(self, batch: Batch, entropies: bool = False) -> MaskedLMOutput:
         hidden_BKH = masked_states(self.electra, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         projected_BKE = self.generator_predictions(hidden_BKH)
-        scores = Scores(projected_BKE, self.generator_lm_head, self.electra.embeddings.word_embeddings)
+        scores = HeadScores(projected_BKE, self.generator_lm_head, self.electra.embeddings.word_embeddings)
         prediction = predict(batch, hidden_BKH, scores.softmax(), self.objective.gamma, entropies)
         return MaskedLMOutput(
             loss=prediction.loss_BK.where(batch.masked_valid_BK, 0.0).sum() / batch.masked_count,

@@ -124,10 +124,13 @@ class Distribution(ABC):
         return Dense(p_XV.lerp(other.dense().weights_XV, share), normalized=True)
 
     @torch.no_grad()
-    def weighted(
+    def times_estimated_loss(
         self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
     ) -> "Distribution":
-        """Returns the distribution proportional to p L_hat^exponent, with L_hat from z as in `hp_loss_weights`."""
+        """Returns the distribution proportional to p L_hat^exponent: HP_Loss's p_S (see `hp_loss_weights`).
+
+        It is computed here, not with the paper's other formulas, because on a GPU one kernel reads p, z and L_hat.
+        """
         return Dense(hp_loss_weights(self.dense().weights_XV, z.all(), original_X, exponent, least))
 
 

@@ -67,7 +67,7 @@ def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) ->
     return ops.linear(projected_XE, padded)[..., : len(table_VE)]
 
 
-class Scores(NamedTuple):
+class HeadScores(NamedTuple):
     """Scores e(x)·h + b of every token x, computed on demand."""
 
     hidden_XE: Tensor

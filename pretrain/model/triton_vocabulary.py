@@ -107,7 +107,9 @@ class Softmax(Distribution):
             weighted=False,
         )
 
-    def weighted(self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS) -> Distribution:
+    def times_estimated_loss(
+        self, z: Scores, original_X: Tensor, exponent: float = 1.0, least: float = LEAST_LOSS
+    ) -> Distribution:
         return _Weighted(self, z, original_X, exponent, least)
 
     @torch.no_grad()
@@ -177,7 +179,7 @@ class _Weighted(Distribution):
         return (total_R.log() - spread_RN.sum(-1) / total_R).view(self._p._leading)
 
     def dense(self) -> Dense:
-        return self._p.dense().weighted(self._z, self._original_X, self._exponent, self._least).dense()
+        return self._p.dense().times_estimated_loss(self._z, self._original_X, self._exponent, self._least).dense()
 
 
 class _LogP(torch.autograd.Function):

@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         """The plan in five lines; every setting is in the run folder's run.json."""
-        sequences, length = self.run.batch_size * self.run.optim.steps, self.shards.mean_length
+        sequences, length = self.run.batch_size * self.run.optim.steps, self.shards.mixture.mean_length
         of_data = (
             f"{folder}: {size:,} sequences, {share:.1%} of the samples, {sequences * share / size:,.2f} epochs"
             for folder, size, share in self.shards.mixture
@@ -110,7 +110,7 @@ class Plan(NamedTuple):
     @property
     def flops_per_step(self) -> float:
         """Floating-point operations of a step, without those on padding."""
-        return self.sizes.flops * self.run.batch_size * self.shards.mean_length
+        return self.sizes.flops * self.run.batch_size * self.shards.mixture.mean_length
 
     def machine(self, world: World | None = None) -> Machine:
         """Returns the machine of this plan: the GPUs that a dry run assumes, else this machine. Collective.

@@ -84,7 +84,7 @@ def _precision(plan: Plan, machine: Machine) -> Iterator[str]:
 
 def _data_and_schedule(plan: Plan) -> Iterator[str]:
     batch_size, steps, warmup = plan.run.batch_size, plan.run.optim.steps, plan.run.optim.warmup_steps
-    padding = 1 - plan.shards.mean_length / plan.shards.manifest.seq_length
+    padding = 1 - plan.shards.mixture.mean_length / plan.shards.manifest.seq_length
     if padding > MOST_PADDING:
         yield (
             f"data: {padding:.0%} of the computation would be on padding, expected at most {MOST_PADDING:.0%}; build"
@@ -228,7 +228,10 @@ def _launch(plan: Plan) -> str:
 
 def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     run = plan.run
-    tokens, flops = run.batch_size * run.optim.steps * plan.shards.mean_length, plan.flops_per_step * run.optim.steps
+    tokens, flops = (
+        run.batch_size * run.optim.steps * plan.shards.mixture.mean_length,
+        plan.flops_per_step * run.optim.steps,
+    )
     yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {flops:.3g} FLOPs"
     memory = memory_of(plan, parameters, machine)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())

@@ -156,7 +156,7 @@ def speed(plan: Plan, steps: int, tokens: float, seconds: float, peak: float) ->
 def work_done(plan: Plan, step: int) -> dict[str, float | list[float]]:
     """Returns what a run has read and computed since its first step."""
     samples = step * plan.run.batch_size
-    tokens = samples * plan.shards.mean_length
+    tokens = samples * plan.shards.mixture.mean_length
     epochs = [samples * share / size for _, size, share in plan.shards.mixture]
     return {
         "tokens_so_far": round(tokens),

@@ -74,7 +74,7 @@ def test_the_text_is_counted_up_to_a_limit_and_the_same_for_every_seed(
     monkeypatch.setattr(floors, "MOST_TOKENS", 40 * shards.manifest.seq_length)
     first, again = (model_of(shards, "unigram").p_V for _ in range(2))
     assert torch.equal(first, again)
-    index, _ = shards.shuffled(np.arange(40), seed=0)
+    index, _ = shards.mixture.shuffled(np.arange(40), seed=0)
     ids, _, _ = shards.read(index, np.zeros_like(index))
     found = set(ids[ids > shards.manifest.special_tokens.mask].tolist())
     assert set(first.nonzero().flatten().tolist()) == found

@@ -44,7 +44,7 @@ def test_the_lowest_loss_is_averaged_over_as_many_records(run: Symptoms) -> None
 
 def test_the_sample_of_the_text_is_counted_word_piece_by_word_piece(run: Symptoms, shards_folder: Path) -> None:
     shards, tokens = Shards(shards_folder), open_tokenizer(str(shards_folder / "tokenizer")).tokens
-    index, _ = shards.shuffled(np.arange(min(2048, len(shards))), run.run.seed)
+    index, _ = shards.mixture.shuffled(np.arange(min(2048, len(shards))), run.run.seed)
     ids, _, _ = shards.read(index, np.zeros_like(index))
     pieces = [tokens[number] for number in ids.flatten() if tokens[number] not in ("[PAD]", "[CLS]", "[SEP]")]
     words = sum(not piece.startswith("##") for piece in pieces)

@@ -47,7 +47,7 @@ def samples_of(shards: Shards, steps: range, size: int = 40) -> tuple[np.ndarray
     """Folder, sequence and epoch of every sample in these steps."""
     batches = TrainingBatches(shards, BatchPlan(size, size, 1, 0), seed=5)
     index, epoch = (np.concatenate(part) for part in zip(*map(batches.sequences, steps), strict=True))
-    return np.searchsorted(np.cumsum(shards.sizes), index, side="right"), index, epoch
+    return np.searchsorted(np.cumsum(shards.mixture.sizes), index, side="right"), index, epoch
 
 
 def test_every_step_has_exactly_each_folders_share(folders: list[Path]) -> None:
@@ -60,10 +60,10 @@ def test_every_step_has_exactly_each_folders_share(folders: list[Path]) -> None:
 def test_each_folder_reads_every_sequence_once_per_own_epoch(folders: list[Path]) -> None:
     shards = open_shards(*folders, weights=(1, 1, 2))
     folder, index, epoch = samples_of(shards, range(140))
-    starts = np.cumsum([0, *shards.sizes])
+    starts = np.cumsum([0, *shards.mixture.sizes])
     reached = [int(epoch[folder == number].max()) for number in range(3)]
     assert reached[2] > 10 > reached[0] >= 1, "the small folder has had more epochs"
-    for number, size in enumerate(shards.sizes):
+    for number, size in enumerate(shards.mixture.sizes):
         for value in range(reached[number]):
             seen = index[(folder == number) & (epoch == value)]
             assert sorted(seen) == list(range(starts[number], starts[number] + size))
@@ -72,16 +72,18 @@ def test_each_folder_reads_every_sequence_once_per_own_epoch(folders: list[Path]
 def test_without_weights_folders_count_by_size_and_finish_their_epochs_together(folders: list[Path]) -> None:
     shards = open_shards(*folders)
     sample = np.arange(len(shards))
-    assert sorted(shards.shuffled(sample, seed=1)[0]) == sorted(shards.in_turn(sample)) == sample.tolist()
-    assert not shards.shuffled(sample, seed=1)[1].any()
+    assert (
+        sorted(shards.mixture.shuffled(sample, seed=1)[0]) == sorted(shards.mixture.in_turn(sample)) == sample.tolist()
+    )
+    assert not shards.mixture.shuffled(sample, seed=1)[1].any()
 
 
 def test_rows_of_a_mixture_are_the_folders_own_sequences(folders: list[Path]) -> None:
     shards = open_shards(*folders)
-    starts = np.cumsum([0, *shards.sizes])
+    starts = np.cumsum([0, *shards.mixture.sizes])
     for number, folder in enumerate(folders):
         alone = open_shards(folder)
-        own = np.arange(alone.sizes[0])
+        own = np.arange(alone.mixture.sizes[0])
         for ours, theirs in zip(shards.read(starts[number] + own, own % 10), alone.read(own, own % 10), strict=True):
             assert np.array_equal(ours, theirs)
 
@@ -310,13 +312,13 @@ def test_twenty_billion_sequences_are_read_once_per_epoch(shards_folder: Path, t
     size = len(shards)
     assert size == 2 * 10**10
     sample_B = np.array([0, 1, 10**9, size - 1, size])
-    index_B, epoch_B = shards.shuffled(sample_B, seed=3)
+    index_B, epoch_B = shards.mixture.shuffled(sample_B, seed=3)
     assert epoch_B.tolist() == [0, 0, 0, 0, 1]
     assert index_B[:4].tolist() == permuted(sample_B[:4], size, 3, 0).tolist()
-    assert shards.in_turn(sample_B).tolist() == [0, 1, 10**9, size - 1, 0]
+    assert shards.mixture.in_turn(sample_B).tolist() == [0, 1, 10**9, size - 1, 0]
     both = Shards(tmp_path / "large", shards_folder)
-    folder_B, number_B = dealt(sample_B[:3], both.shares)
-    first, whole = both.shares[0], sum(both.shares)
+    folder_B, number_B = dealt(sample_B[:3], both.mixture.shares)
+    first, whole = both.mixture.shares[0], sum(both.mixture.shares)
     assert folder_B[2] == 0 and number_B[2] == 10**9 * first // whole
 
 

@@ -104,7 +104,7 @@ def test_weights_by_estimated_loss_are_those_of_float64(
 ) -> None:
     tensors = example(rows, size, words, torch.float32)
     projected, bias, original = torch.randn(*rows, size), torch.randn(words), torch.randint(words, rows)
-    ours = Softmax(*tensors).weighted(Given(projected, bias, tensors[1]), original, exponent, 1e-30)
+    ours = Softmax(*tensors).times_estimated_loss(Given(projected, bias, tensors[1]), original, exponent, 1e-30)
     p = in_float64(tensors)[1].exp().detach()
     z = projected.double() @ tensors[1].detach().double().T + bias
     assert_weights(ours, hp_loss_weights(p, z, original, exponent, 1e-30), 1e-4)
@@ -116,7 +116,7 @@ def test_a_missing_bias_is_zero() -> None:
     none, zero = (Softmax(hidden, table, bias) for bias in (None, torch.zeros(300)))
     assert torch.equal(none.log_p(ids), zero.log_p(ids))
     pairs = ((none, None), (zero, torch.zeros(300)))
-    weighted = (p.weighted(Given(projected, bias, table), ids) for p, bias in pairs)
+    weighted = (p.times_estimated_loss(Given(projected, bias, table), ids) for p, bias in pairs)
     assert torch.equal(*(weights.sum_XN for weights in weighted))
 
 
@@ -160,7 +160,7 @@ def test_no_tensor_is_as_large_as_the_scores_and_chunks_change_only_the_rounding
         with Largest() as largest:
             p = Softmax(*tensors)
             p.log_p(torch.arange(rows)).sum().backward()
-            weights = p.weighted(Given(tensors[0].detach(), None, tensors[1]), torch.arange(rows))
+            weights = p.times_estimated_loss(Given(tensors[0].detach(), None, tensors[1]), torch.arange(rows))
             weights.block(torch.zeros(rows, 1, dtype=torch.int64))
         results.append([tensor.grad for tensor in tensors])
     assert largest.elements == 3 * BLOCK * rows  # the second time; all scores are 10 blocks
@@ -191,8 +191,8 @@ def test_draws_are_those_from_the_whole_distribution(one_row: tuple[Batch, Tenso
     torch.testing.assert_close(tuple(ours)[1:], tuple(whole)[1:], rtol=1e-4, atol=1e-5)
     changes: list[Callable[[Distribution], Distribution]] = [
         lambda p: p,
-        lambda p: p.weighted(z, ours.original_BK),
-        lambda p: p.weighted(z, ours.original_BK).tempered(2.0),
+        lambda p: p.times_estimated_loss(z, ours.original_BK),
+        lambda p: p.times_estimated_loss(z, ours.original_BK).tempered(2.0),
         lambda p: p.without(ours.original_BK),
         lambda p: p.mixed(whole.p, 0.5),
     ]

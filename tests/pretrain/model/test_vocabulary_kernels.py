@@ -17,7 +17,7 @@ def losses(z_S: Tensor, original: int, least: float, exponent: float) -> Tensor:
     """L_hat^exponent for one row of scores z: the weights under a uniform p, times the number of tokens."""
     table_VE, zero = z_S[:, None], torch.zeros(1, 1)
     z = Given(torch.ones(1, 1), None, table_VE)
-    weights = Softmax(zero, table_VE, None).weighted(z, torch.tensor([original]), exponent, least)
+    weights = Softmax(zero, table_VE, None).times_estimated_loss(z, torch.tensor([original]), exponent, least)
     return weights.block(torch.zeros(1, 1, dtype=torch.int64))[0, : len(z_S)] * len(z_S)
 
 

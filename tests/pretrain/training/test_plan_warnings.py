@@ -96,7 +96,7 @@ def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_pa
     assert build_shards(BuildOptions.from_values(given | tools)) == 0
     plan = planned(tmp_path / "short", tmp_path, preset="tiny", set=("batch_size=4",))
     found, _ = plan_warnings(plan, PARAMETERS, GPU)
-    share = 1 - plan.shards.mean_length / 128
+    share = 1 - plan.shards.mixture.mean_length / 128
     assert share > 0.5 and found.startswith(
         f"data: {share:.0%} of the computation would be on padding, expected at most 25%"
     )

@@ -351,7 +351,7 @@ def test_rates_and_sums_are_those_of_the_work_done(shards_folder: Path, tmp_path
     assert values["tflops"] == pytest.approx(5_000 * plan.sizes.flops / 1e12)
     assert values["peak_share"] == pytest.approx(values["tflops"])
     done = work_done(plan, 110)
-    assert done["tokens_so_far"] == pytest.approx(110 * plan.run.batch_size * plan.shards.mean_length, abs=1)
+    assert done["tokens_so_far"] == pytest.approx(110 * plan.run.batch_size * plan.shards.mixture.mean_length, abs=1)
     assert done["flops_so_far"] == pytest.approx(done["tokens_so_far"] * plan.sizes.flops, rel=1e-4)
 
 
@@ -365,7 +365,7 @@ def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder:
     held_out = shards_folder / "held_out"  # another folder built in the same way
     mixed = plan._replace(shards=Shards(shards_folder, held_out, weights=(1, 3)))
     values = work_done(mixed, 100)
-    index, _ = mixed.shards.shuffled(np.arange(100 * plan.run.batch_size), seed=0)
+    index, _ = mixed.shards.mixture.shuffled(np.arange(100 * plan.run.batch_size), seed=0)
     read = [np.sum(index < size) / size, np.sum(index >= size) / len(Shards(held_out))]
     assert values["epoch_of_folder"] == pytest.approx(read, rel=1e-3)
     assert values["epoch"] == max(values["epoch_of_folder"])
