@@ -39,7 +39,7 @@ class HeldOut(NamedTuple):
 
     def unigram_entropy(self) -> float:
         """Returns the entropy in nats of the word pieces of these sequences, special tokens excluded."""
-        index = self.shards.in_turn(np.arange(self.sequences))
+        index = self.shards.mixture.in_turn(np.arange(self.sequences))
         ids_BL, *_ = self.shards.read(index, np.zeros_like(index))
         counts_V = np.bincount(ids_BL.flatten(), minlength=self.shards.manifest.vocab_size)
         special = self.shards.manifest.special_tokens

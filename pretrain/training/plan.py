@@ -95,7 +95,7 @@ class Plan(NamedTuple):
 
     def seconds(self, machine: Machine, steps: int) -> float:
         """Returns the forecast seconds of `steps` steps: a GPU computes padding too, and reporting steps no replay."""
-        length = self.shards.manifest.seq_length if machine.capability > (0, 0) else self.shards.mean_length
+        length = self.shards.manifest.seq_length if machine.capability > (0, 0) else self.shards.mixture.mean_length
         shape = self.sizes, machine, self.run.batch_size * length, self.target.processes
         plain, reporting = (
             step_seconds(*shape, self.deepspeed.accumulation_steps, graphs) for graphs in (self.graphs, False)
