@@ -41,10 +41,10 @@ class Backend(ABC):
         """Adds the gradient of a micro-batch's loss, averaged over micro-batches and ranks. Collective."""
 
     @abstractmethod
-    def update(self) -> Tensor | float | None:
+    def update(self) -> Tensor | float:
         """Clips the gradient and updates the masters; returns the norm before clipping. Collective.
 
-        Returns `None` if the gradient was not finite, so nothing changed.
+        The norm is not finite if the gradient was not, so nothing changed.
         """
 
     def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
@@ -117,19 +117,18 @@ class Plain(Backend):
     def backward(self, loss: Tensor) -> None:
         (loss / self._micro_batches).backward()
 
-    def update(self) -> float | None:
+    def update(self) -> Tensor:
         if self.world.world_size > 1:
             self._average_over_ranks()
         norm = squared_norm([master.grad for master in self.masters if master.grad is not None]).sqrt().float()
-        finite = bool(norm < float("inf"))
-        if finite:
+        if norm < float("inf"):
             nn.utils.clip_grads_with_norm_(self.masters, self._largest_norm, norm)
             self.adam.step()
         if self.replayed:
             torch._foreach_zero_(self.replayed)
         else:
             self.module.zero_grad(set_to_none=True)
-        return float(norm) if finite else None
+        return norm
 
     def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         sizes = [-(-master.numel() // ALIGNED) * ALIGNED for master in self.masters]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from foundation.command_line import parse_options
+from pretrain.engine.engine import Engine, Unread
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.curves import flat
@@ -206,11 +207,13 @@ def test_a_start_prints_what_it_does_and_its_checkpoint_even_if_the_newest_is_da
     assert "log lines" in output and not any("log lines" in line for line in lines), "a resumed run repeats no legend"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
-    shards_folder: Path, tmp_path: Path, launch: Launch
+    precision: str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    folder = tmp_path / "run"
-    output = finished(launch(0, *run_arguments(shards_folder, folder, "optim.lr=1e30")), code=1)
+    """In bf16 the next step's backward has begun by then."""
+    folder, files = tmp_path / "run", ("--deepspeed_config", f"zero1_{precision}")
+    output = finished(launch(0, *run_arguments(shards_folder, folder, "optim.lr=1e30"), *files), code=1)
     assert "step 2: the gradient is not finite" in output
     named = json.loads((folder / "nonfinite-step-2.json").read_text())
     assert len(named["sequences"]) == 8
@@ -229,6 +232,17 @@ def test_a_single_rank_is_neither_compared_nor_timed(shards_folder: Path, tmp_pa
     """Otherwise the events that time its forwards on a GPU would cost the host time."""
     train_here(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
     assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_records(tmp_path, "train"))
+
+
+def test_a_step_is_read_after_the_next_backward_unless_something_is_due(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for owner, name in ((Engine, "backward"), (Engine, "start_update"), (Unread, "read")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, n=name, f=real: (told.append(n[0]), f(*given))[1])
+    train_here(shards_folder, tmp_path, "optim.steps=5", "optim.warmup_steps=1", "log_every=3")
+    assert "".join(told) == "bs" + "brs" + "brsr" + "bs" + "brsr"
 
 
 def test_a_checkpoint_is_saved_by_time_as_well_as_by_steps(shards_folder: Path, tmp_path: Path) -> None:
