@@ -135,7 +135,6 @@ class Zero12(DeepSpeed):
             # fp16 must know of an overflow before the next step; Muon, unlike PyTorch's AdamW, before it moves weights
             patch_optimizer(optimizer, world, waits=config.precision != "bf16" or any(g["matrices"] for g in groups))
         self.masters = optimizer.single_partition_of_fp32_groups
-        self._micro_batches = config.accumulation_steps
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs) if self._flat else super().forward(*args, **kwargs)
@@ -143,17 +142,18 @@ class Zero12(DeepSpeed):
     def backward(self, loss: Tensor) -> None:
         if not self._flat:
             return super().backward(loss)
-        return self.engine.optimizer.scale_if_loss(loss / self._micro_batches).backward()
+        return self.engine.optimizer.scale_if_loss(loss / self.engine.gradient_accumulation_steps()).backward()
 
     def update(self) -> Tensor | float:
         """Ends a step by DeepSpeed's optimizer alone, if the gradient of each group is reduced as one flat tensor."""
         if not self._flat:
             return super().update()
         zero = self.engine.optimizer
-        zero.averaged_gradients = {group: [self._own_part(flat)] for group, flat in enumerate(self.flattened()[0])}
+        flats, _ = self.flattened()
+        zero.averaged_gradients = {group: [self._own_part(flat)] for group, flat in enumerate(flats)}
         zero.step()
         if self.replayed:
-            torch._foreach_zero_(self.replayed)
+            torch._foreach_zero_(flats)
         return float("inf") if zero.overflow else zero._global_grad_norm
 
     def _own_part(self, flat: Tensor) -> Tensor:

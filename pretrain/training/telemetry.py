@@ -85,12 +85,8 @@ class Telemetry:
         if self._log:
             self._log.close()
 
-    @property
-    def watching(self) -> bool:
-        """True if the forwards of the current step should compute entropies, because a report is due."""
-        return self._watches(self.step)
-
-    def _watches(self, step: int) -> bool:
+    def watching(self, step: int) -> bool:
+        """Returns whether the forwards of this step should compute entropies, because a report is due."""
         return any(self._due(every, step) for every in (self._run.log_every, self._run.histogram_every))
 
     def _due(self, every: int, step: int) -> bool:
@@ -99,7 +95,7 @@ class Telemetry:
     def forward_done(self, batch: Batch, output: Output) -> None:
         """Adds one micro-batch of the current step."""
         if not self._replayed:
-            self.observe(batch, output, self.watching)
+            self.observe(batch, output, self.watching(self.step))
         if self._log and self._due(self._run.histogram_every, self.step):
             self._shown = batch, output  # decoded after the step: now the host would have to wait for the device
 
@@ -119,7 +115,7 @@ class Telemetry:
             left = duration(seconds / done * (last - state.step))
             loss = f"loss {state.recent_losses[-1]:.3f}"
             self.say(f"step {state.step}/{last}  {loss}  {seconds / done:.1f} s per step  {left} left")
-        if self._watches(state.step):
+        if self.watching(state.step):
             self._reported.distributions.zero_()
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:

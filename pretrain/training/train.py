@@ -200,10 +200,15 @@ def run_steps(
         total = accumulate(training.engine, losses(training, number - 1, micro_batches, telemetry, choice))
         stops = unread is not None and finish(unread)
         if not stops:
-            scale = UNSCALED
-            if not run.optim.adam_bias_correction:
-                scale = without_bias_correction(training.engine.adam_steps, run.optim.betas)
-            unread = end_step(training.engine, total, requests(), run.optim.rate(state.updates), scale)
+            unread = end_step(
+                training.engine,
+                total,
+                requests(),
+                run.optim.rate(state.updates),
+                UNSCALED
+                if run.optim.adam_bias_correction
+                else without_bias_correction(training.engine.adam_steps, run.optim.betas),
+            )
             if any(due(each, number, last) for each in every):
                 stops, unread = finish(unread), None
         if stops:
@@ -226,7 +231,7 @@ def losses(
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device, counts=engine.device.type == "cuda")
         with timed():
-            output = engine.forward(batch, entropies=telemetry.watching)
+            output = engine.forward(batch, entropies=telemetry.watching(step + 1))
         yield output.loss, output.loss.detach() / training.batches.plan.micro_batches
         telemetry.forward_done(batch, output)
         if choice is not None:
