@@ -112,6 +112,8 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
         yield size, elementwise_kernels.gelu_backward, tile_of(GELU_COLUMNS, GELU_TILE)
         for kernel in (elementwise_kernels.norm_forward, elementwise_kernels.norm_backward):
             yield size, kernel, tile_of(size) | {"DROPOUT": True}
+        alone = {"DROPOUT": False, "seed": None, "residual": None, "bias": None}
+        yield size, elementwise_kernels.norm_forward, tile_of(size) | alone
 
 
 def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, ...]:

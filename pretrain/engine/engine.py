@@ -2,14 +2,15 @@
 
 A training step is `forward` and `backward` for each micro-batch, then one `update`. `full_state` gathers full tensors
 by name for a checkpoint, independent of ZeRO stage and world size. How gradients and states are divided among the
-ranks is the back end's affair (`plain.py`, `zero.py`). `resume` and `optimizer_step` serve the loops of pre-training
-and fine-tuning.
+ranks is the back end's affair (`plain.py`, `zero.py`). `resume`, `optimizer_step` and its parts serve the loops
+of pre-training and fine-tuning.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +43,33 @@ class StepResult:
 
     overflow: bool
     """Loss or gradient was not finite, so no weight changed; in any precision."""
-    gradient_norm: Tensor | float
-    """Global norm before clipping; infinite at an overflow.
-
-    A number at stage 0, a CPU tensor at stages 1 and 2, and at stage 3 a tensor on the device DeepSpeed chose.
-    """
+    gradient_norm: float
+    """Global norm before clipping; infinite at an overflow."""
     loss_scale: float
     """The loss scale used in this step; 1 except with fp16."""
     fatal: bool = False
     """The step overflowed and the loss scale cannot fall: there is none, it is fixed, or it is at its minimum."""
+
+
+class Unread(NamedTuple):
+    """The outcome of a step on its way to the host."""
+
+    values: Tensor
+    """Gradient norm and sums over the ranks, in the host's memory once `copied` has happened."""
+    copied: torch.cuda.Event | None
+    loss_scale: float
+    final: bool
+    """An overflow could not lower the loss scale."""
+
+    def read(self) -> tuple[StepResult, list[float]]:
+        """Waits for the outcome of this step, though not for work that the device was given since; returns the sums,
+        too.
+        """
+        if self.copied:
+            self.copied.synchronize()
+        norm, *sums = self.values.tolist()
+        overflow = not math.isfinite(norm)
+        return StepResult(overflow, math.inf if overflow else norm, self.loss_scale, overflow and self.final), sums
 
 
 class Engine(Generic[Model_co]):
@@ -108,17 +127,25 @@ class Engine(Generic[Model_co]):
         self.backend.backward(loss * (1 + 0 * loss.detach()))
 
     def update(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
+        """Ends a step after the backward of its last micro-batch, and waits for its result; see `start_update`."""
+        return self.start_update(learning_rate, scale, torch.empty(0, device=self.device)).read()[0]
+
+    def start_update(self, learning_rate: float, scale: AdamScale, sums: Tensor) -> Unread:
         """Ends a step after the backward of its last micro-batch: clips the gradient and updates the weights.
 
-        `scale` multiplies the learning rate, epsilon and weight decay of this update.
+        `scale` multiplies the learning rate, epsilon and weight decay of this update. The values of `sums` are read
+        together with the norm. In bf16 the host does not wait for the device (see `zero.Zero12`).
         """
         loss_scale, final = self.backend.loss_scale, self.backend.scale_is_final
         for group, (eps, weight_decay) in zip(self.backend.adam.param_groups, self._adam_numbers, strict=True):
             group["lr"] = learning_rate * group.get("lr_scale", 1.0) * scale.learning_rate
             group["eps"], group["weight_decay"] = eps * scale.eps, weight_decay * scale.weight_decay
-        norm = self.backend.update()
-        overflow = norm is None
-        return StepResult(overflow, float("inf") if norm is None else norm, loss_scale, fatal=overflow and final)
+        norm = torch.as_tensor(self.backend.update(), dtype=torch.float64, device=self.device)
+        values = torch.cat([norm[None], sums]).to("cpu", non_blocking=True)
+        copied = torch.cuda.Event() if self.device.type == "cuda" else None
+        if copied:
+            copied.record()
+        return Unread(values, copied, loss_scale, final)
 
     @torch.no_grad()
     def full_state(self) -> EngineState:
@@ -192,19 +219,31 @@ def optimizer_step(
     losses: Iterable[tuple[Tensor, Tensor]],
     requests: Callable[[], Sequence[bool]],
     learning_rate: float,
-    scale: AdamScale = UNSCALED,
 ) -> tuple[StepResult, float, list[bool]]:
     """Runs the backward of each of this rank's micro-batches, then the update. Collective.
 
     Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
     `requests` returns this rank's, such as to stop. Returns the result of the update, the sum of the values over
-    all ranks, and for each request whether any rank made it. One all-reduce just before the update computes the last
-    two; only there does the host wait for the device.
+    all ranks, and for each request whether any rank made it.
     """
+    total = accumulate(engine, losses)
+    result, (loss_sum, *requested) = end_step(engine, total, requests(), learning_rate).read()
+    return result, loss_sum, [ranks > 0 for ranks in requested]
+
+
+def accumulate(engine: Engine, losses: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Runs the backward of each of this rank's micro-batches; returns the sum of their values, on the device."""
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for loss, counted in losses:
         engine.backward(loss)
         total += counted
-    own = torch.tensor([*requests()], dtype=total.dtype, device=engine.device)
-    loss_sum, *requested = engine.world.sum_over_ranks(torch.cat([total[None], own])).tolist()
-    return engine.update(learning_rate, scale), loss_sum, [ranks > 0 for ranks in requested]
+    return total
+
+
+def end_step(
+    engine: Engine, total: Tensor, requests: Sequence[bool], learning_rate: float, scale: AdamScale = UNSCALED
+) -> Unread:
+    """Starts the update after `accumulate`; sums `total` and each request over the ranks. Collective."""
+    own = torch.tensor([*requests], dtype=total.dtype, pin_memory=total.is_cuda)
+    sums = engine.world.sum_over_ranks(torch.cat([total[None], own.to(total.device, non_blocking=True)]))
+    return engine.start_update(learning_rate, scale, sums)

@@ -7,7 +7,7 @@ ranks and updates the weights; that is not captured, nor any other communication
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,15 +31,6 @@ def unreplayable(config: EngineConfig, on_gpu: bool) -> Iterator[str]:
         "with activation_checkpointing, which reads the random state on the host": config.recomputes,
     }
     yield from (reason for reason, holds in reasons.items() if holds)
-
-
-class Replay(NamedTuple):
-    """A captured micro-batch: functions that compute it again, and the output, which they overwrite."""
-
-    forward: Callable[[], None]
-    backward: Callable[[Tensor], None]
-    """Given the gradient of the loss, writes or adds the parameters' to the flat gradients."""
-    output: Any
 
 
 def warm_up(work: Callable[[], object], times: int) -> None:
@@ -84,7 +75,8 @@ def replay_micro_batches(engine: Engine, sample: Any, observe: Callable[[Any, An
         found = torch.autograd.grad(loss, tuple(leaves.values()), incoming, allow_unused=True)
         return {own: each for own, each in zip(parameters.values(), found, strict=True) if each is not None}
 
-    def capture(entropies: bool) -> tuple[Replay, list[Tensor]]:
+    def capture(entropies: bool) -> tuple[Callable[[], None], Callable[[Tensor], None], Any]:
+        """Returns functions that compute forward and backward again, and the output, which they overwrite."""
         warm_up(lambda: gradients((loss := forward(entropies).loss), torch.ones_like(loss)), WARM_UPS)
         first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with captured(first, pool):
@@ -99,20 +91,21 @@ def replay_micro_batches(engine: Engine, sample: Any, observe: Callable[[Any, An
             second.replay()
 
         # detached: the loss's graph would keep the parameters on the capture's stream
-        return Replay(first.replay, backward, output._replace(loss=output.loss.detach())), [*found]
+        return first.replay, backward, output._replace(loss=output.loss.detach())
 
-    replays, used = zip(*map(capture, (False, True)), strict=True)
-    backend.replay_into(flats, {own: places[own] for own in used[0]})
+    replays = [capture(entropies) for entropies in (False, True)]
+    torch._foreach_zero_(flats)
+    backend.replayed = flats, places
 
     def forward_or_replay(batch: Any, entropies: bool = False) -> Any:
         if not model.training:
             return eager(batch, entropies=entropies)
-        replay = replays[entropies]
+        replay_forward, replay_backward, output = replays[entropies]
         for static, part in zip(inputs, batch, strict=True):
             static.copy_(part)
-        replay.forward()
-        loss = replay.output.loss.clone().requires_grad_()
-        loss.register_hook(replay.backward)
-        return replay.output._replace(loss=loss)
+        replay_forward()
+        loss = output.loss.clone().requires_grad_()
+        loss.register_hook(replay_backward)
+        return output._replace(loss=loss)
 
     model.forward = forward_or_replay

@@ -29,8 +29,8 @@ class Backend(ABC):
     """The optimizer: its groups hold the numbers of the next update, its state the moments of `masters`."""
     masters: Sequence[Tensor]
     """The tensors that Adam updates on this rank: fp32 parameters, or flat parts of them."""
-    replayed: list[Tensor] | None = None
-    """The flat gradients into which CUDA graphs write; none without graphs."""
+    replayed: tuple[list[Tensor], dict[Tensor, Tensor]] | None = None
+    """If set, the gradients are what CUDA graphs write into these `flat_gradients`."""
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -41,10 +41,10 @@ class Backend(ABC):
         """Adds the gradient of a micro-batch's loss, averaged over micro-batches and ranks. Collective."""
 
     @abstractmethod
-    def update(self) -> Tensor | float | None:
+    def update(self) -> Tensor | float:
         """Clips the gradient and updates the masters; returns the norm before clipping. Collective.
 
-        Returns `None` if the gradient was not finite, so nothing changed.
+        The norm is not finite if the gradient was not, so nothing changed.
         """
 
     def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
@@ -52,18 +52,13 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} divides gradients otherwise")
 
     def flattened(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        """Returns the flat gradients of this step, and views of parameters' gradients that were copied into them."""
+        """Returns the gradients of this step as `flat_gradients`; 0 for a parameter that has none."""
         if self.replayed:
-            return self.replayed, {}
+            return self.replayed
         flats, views = self.flat_gradients()
         found = [(view, parameter.grad) for parameter, view in views.items() if parameter.grad is not None]
         torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
         return flats, views
-
-    def replay_into(self, flats: list[Tensor], views: Mapping[Tensor, Tensor]) -> None:
-        """From now on the gradients are what CUDA graphs write into `flats`; `views` are those of used parameters."""
-        torch._foreach_zero_(flats)
-        self.replayed = flats
 
     def start_adam(self) -> None:
         """Creates Adam's state now rather than at the first update: a checkpoint may be saved or loaded before that."""
@@ -117,19 +112,15 @@ class Plain(Backend):
     def backward(self, loss: Tensor) -> None:
         (loss / self._micro_batches).backward()
 
-    def update(self) -> float | None:
-        if self.world.world_size > 1:
+    def update(self) -> Tensor:
+        if self.world.world_size > 1 or self.replayed:
             self._average_over_ranks()
         norm = squared_norm([master.grad for master in self.masters if master.grad is not None]).sqrt().float()
-        finite = bool(norm < float("inf"))
-        if finite:
+        if norm < float("inf"):
             nn.utils.clip_grads_with_norm_(self.masters, self._largest_norm, norm)
             self.adam.step()
-        if self.replayed:
-            torch._foreach_zero_(self.replayed)
-        else:
-            self.module.zero_grad(set_to_none=True)
-        return float(norm) if finite else None
+        self.adam.zero_grad(set_to_none=not self.replayed)
+        return norm
 
     def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         sizes = [-(-master.numel() // ALIGNED) * ALIGNED for master in self.masters]
@@ -137,16 +128,10 @@ class Plain(Backend):
         parts = zip(self.masters, flat.split(sizes), strict=True)
         return [flat], {master: part[: master.numel()].view_as(master) for master, part in parts}
 
-    def replay_into(self, flats: list[Tensor], views: Mapping[Tensor, Tensor]) -> None:
-        super().replay_into(flats, views)
-        for master, view in views.items():
-            master.grad = view
-
     def _average_over_ranks(self) -> None:
         """Averages the gradients, all in one all-reduce; a rank without a gradient of a parameter has zeros."""
         (flat,), views = self.flattened()
-        dist.all_reduce(flat)
-        flat.mul_(1 / self.world.world_size)
+        self.world.sum_over_ranks(flat).mul_(1 / self.world.world_size)
         for master, view in views.items():
             master.grad = view
 

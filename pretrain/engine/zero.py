@@ -62,9 +62,9 @@ class DeepSpeed(Backend):
         if not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()  # counts the micro-batch; `update` ends the last one
 
-    def update(self) -> Tensor | float | None:
+    def update(self) -> Tensor | float:
         self.engine.step()
-        return self.engine.get_global_grad_norm() if self.engine.was_step_applied() else None
+        return self.engine.get_global_grad_norm() if self.engine.was_step_applied() else float("inf")
 
     def gather(self, moment: str | None = None) -> dict[str, Tensor]:
         gathered = {}
@@ -132,9 +132,9 @@ class Zero12(DeepSpeed):
         super().__init__(model, groups, replace(config, json=config.json | {"zero_optimization": zero}), world)
         optimizer = self.engine.optimizer
         if self._patched and not optimizer.cpu_offload:
-            patch_optimizer(optimizer, world)
+            # fp16 must know of an overflow before the next step; Muon, unlike PyTorch's AdamW, before it moves weights
+            patch_optimizer(optimizer, world, waits=config.precision != "bf16" or any(g["matrices"] for g in groups))
         self.masters = optimizer.single_partition_of_fp32_groups
-        self._micro_batches = config.accumulation_steps
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs) if self._flat else super().forward(*args, **kwargs)
@@ -142,18 +142,19 @@ class Zero12(DeepSpeed):
     def backward(self, loss: Tensor) -> None:
         if not self._flat:
             return super().backward(loss)
-        return self.engine.optimizer.scale_if_loss(loss / self._micro_batches).backward()
+        return self.engine.optimizer.scale_if_loss(loss / self.engine.gradient_accumulation_steps()).backward()
 
-    def update(self) -> Tensor | float | None:
+    def update(self) -> Tensor | float:
         """Ends a step by DeepSpeed's optimizer alone, if the gradient of each group is reduced as one flat tensor."""
         if not self._flat:
             return super().update()
         zero = self.engine.optimizer
-        zero.averaged_gradients = {group: [self._own_part(flat)] for group, flat in enumerate(self.flattened()[0])}
+        flats, _ = self.flattened()
+        zero.averaged_gradients = {group: [self._own_part(flat)] for group, flat in enumerate(flats)}
         zero.step()
         if self.replayed:
-            torch._foreach_zero_(self.replayed)
-        return None if zero.overflow else zero._global_grad_norm
+            torch._foreach_zero_(flats)
+        return float("inf") if zero.overflow else zero._global_grad_norm
 
     def _own_part(self, flat: Tensor) -> Tensor:
         """Returns this rank's part of the gradient's mean over the ranks. Collective."""

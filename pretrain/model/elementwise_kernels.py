@@ -50,25 +50,30 @@ def norm_forward(
     values, residual, weight, bias, seed, total, output, mean, inverse, rows, columns, dropped, factor, eps,
     R: tl.constexpr, C: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Writes residual + dropout(values), its LayerNorm, and each row's mean and inverse standard deviation."""
+    """Writes residual + dropout(values), its LayerNorm, and each row's mean and inverse standard deviation.
+
+    Without a residual, the sum is `values` itself and not written; there may be no bias.
+    """
     row_R, column_C = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, C)
     inside_RC = (row_R[:, None] < rows) & (column_C[None, :] < columns)
     place_RC = row_R[:, None].to(tl.int64) * columns + column_C[None, :]
     x_RC = tl.load(values + place_RC, mask=inside_RC, other=0.0).to(tl.float32)
     if DROPOUT:
         x_RC = tl.where(kept(seed, 0, row_R, 0, C, dropped), x_RC * factor, 0.0)
-    x_RC += tl.load(residual + place_RC, mask=inside_RC, other=0.0).to(tl.float32)
-    rounded_RC = x_RC.to(total.dtype.element_ty)
-    tl.store(total + place_RC, rounded_RC, mask=inside_RC)
-    x_RC = rounded_RC.to(tl.float32)
+    if residual is not None:
+        x_RC += tl.load(residual + place_RC, mask=inside_RC, other=0.0).to(tl.float32)
+        rounded_RC = x_RC.to(total.dtype.element_ty)
+        tl.store(total + place_RC, rounded_RC, mask=inside_RC)
+        x_RC = rounded_RC.to(tl.float32)
     mean_R = tl.sum(x_RC, 1) / columns
     x_RC = tl.where(inside_RC, x_RC - mean_R[:, None], 0.0)
     inverse_R = 1 / tl.sqrt(tl.sum(x_RC * x_RC, 1) / columns + eps)
     tl.store(mean + row_R, mean_R, mask=row_R < rows)
     tl.store(inverse + row_R, inverse_R, mask=row_R < rows)
     weight_C = tl.load(weight + column_C, mask=column_C < columns, other=0.0).to(tl.float32)
-    bias_C = tl.load(bias + column_C, mask=column_C < columns, other=0.0).to(tl.float32)
-    x_RC = x_RC * inverse_R[:, None] * weight_C[None, :] + bias_C[None, :]
+    x_RC = x_RC * inverse_R[:, None] * weight_C[None, :]
+    if bias is not None:
+        x_RC += tl.load(bias + column_C, mask=column_C < columns, other=0.0).to(tl.float32)[None, :]
     tl.store(output + place_RC, x_RC.to(output.dtype.element_ty), mask=inside_RC)
 
 

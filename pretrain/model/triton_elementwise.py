@@ -43,6 +43,13 @@ def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
     return _GeluLinear.apply(input_XI, weight_OI, bias_O)
 
 
+def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+    """Computes `ops.layer_norm`."""
+    if input_XH.dtype == torch.float64 or torch.compiler.is_compiling():
+        return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
+    return _NormResidual.apply(input_XH, None, 0.0, weight_H, bias_H, eps)
+
+
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Computes `ops.linear`."""
     if bias_O is None or torch.compiler.is_compiling():
@@ -176,16 +183,25 @@ class _Linears(torch.autograd.Function):
 
 
 class _NormResidual(torch.autograd.Function):
+    """LayerNorm(residual + dropout(values)), or without residual LayerNorm(values)."""
+
     @staticmethod
     def forward(
-        ctx: Any, values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor, eps: float
+        ctx: Any,
+        values_XH: Tensor,
+        residual_XH: Tensor | None,
+        p: float,
+        weight_H: Tensor,
+        bias_H: Tensor | None,
+        eps: float,
     ) -> Tensor:
-        values_RH, residual_RH = (part.flatten(0, -2).contiguous() for part in (values_XH, residual_XH))
+        values_RH = values_XH.flatten(0, -2).contiguous()
+        residual_RH = None if residual_XH is None else residual_XH.flatten(0, -2).contiguous()
         (R, H), tile = values_RH.shape, tile_of(values_RH.shape[1])
         seed, *ctx.dropout = dropout_of(p, values_RH.device, BITS)
         ctx.tile = tile | {"DROPOUT": seed is not None}
-        total_RH, output_RH = torch.empty_like(values_RH), torch.empty_like(values_RH)
-        mean_R, inverse_R = values_RH.new_empty(2, R, dtype=torch.float32)
+        total_RH = values_RH if residual_RH is None else torch.empty_like(values_RH)
+        output_RH, (mean_R, inverse_R) = torch.empty_like(values_RH), values_RH.new_empty(2, R, dtype=torch.float32)
         kernels.norm_forward[(cdiv(R, tile["R"]),)](
             *(values_RH, residual_RH, weight_H, bias_H, seed, total_RH, output_RH, mean_R, inverse_R),
             *(R, H, *ctx.dropout, eps),
@@ -209,7 +225,12 @@ class _NormResidual(torch.autograd.Function):
             **ctx.tile,
         )
         weight_gradient_H, bias_gradient_H = column_sums(partial_P2H.flatten(1)[None], weight_H.dtype).view(2, H)
-        values_gradient_XH, residual_gradient_XH = (
-            part.view_as(gradient_XH) for part in (values_gradient_RH, residual_gradient_RH)
+        _, of_residual, _, _, of_bias, _ = ctx.needs_input_grad
+        return (
+            values_gradient_RH.view_as(gradient_XH),
+            residual_gradient_RH.view_as(gradient_XH) if of_residual else None,
+            None,
+            weight_gradient_H,
+            bias_gradient_H if of_bias else None,
+            None,
         )
-        return values_gradient_XH, residual_gradient_XH, None, weight_gradient_H, bias_gradient_H, None

@@ -47,7 +47,9 @@ class Telemetry:
     def __init__(self, plan: Plan, machine: Machine, engine: Engine, step: int) -> None:
         """Records the start or resume at `step`, forecasts the time left, and begins the first log interval."""
         self._plan, self._run, self._machine, self._engine = plan, plan.run, machine, engine
-        self._first_step, self._step, self._line_step = step, step + 1, step
+        self._first_step, self._line_step = step, step
+        self.step = step + 1
+        """The step whose forwards run; the outcome of the one before it may still be unread."""
         self._log, steps = None, plan.run.optim.steps
         if engine.world.is_first:
             with writing(plan.folder):
@@ -83,29 +85,28 @@ class Telemetry:
         if self._log:
             self._log.close()
 
-    @property
-    def watching(self) -> bool:
-        """True if the forwards of the current step should compute entropies, because a report is due."""
-        return any(self._due(every) for every in (self._run.log_every, self._run.histogram_every))
+    def watching(self, step: int) -> bool:
+        """Returns whether the forwards of this step should compute entropies, because a report is due."""
+        return any(self._due(every, step) for every in (self._run.log_every, self._run.histogram_every))
 
-    def _due(self, every: int) -> bool:
-        return due(every, self._step, self._run.optim.steps)
+    def _due(self, every: int, step: int) -> bool:
+        return due(every, step, self._run.optim.steps)
 
     def forward_done(self, batch: Batch, output: Output) -> None:
         """Adds one micro-batch of the current step."""
         if not self._replayed:
-            self.observe(batch, output, self.watching)
-        if self._log and self._due(self._run.histogram_every):
+            self.observe(batch, output, self.watching(self.step))
+        if self._log and self._due(self._run.histogram_every, self.step):
             self._shown = batch, output  # decoded after the step: now the host would have to wait for the device
 
     def step_done(self, state: TrainingState, result: StepResult) -> None:
         """Writes the reports that are due after the step. Collective."""
-        if self._due(self._run.histogram_every):
+        if self._due(self._run.histogram_every, state.step):
             counts = self._engine.world.sum_over_ranks(self._reported.distributions.clone())
             if self._log and self._shown:
-                self._log.write_example(self._step, example(*self._shown, self._vocabulary), histograms(counts))
+                self._log.write_example(state.step, example(*self._shown, self._vocabulary), histograms(counts))
             self._shown = None
-        if self._due(self._run.log_every):
+        if self._due(self._run.log_every, state.step):
             self._write_line(state, result)
             self._spoken = True
         elif not self._spoken and (seconds := time.monotonic() - self._began) > FIRST_WORD:
@@ -114,9 +115,8 @@ class Telemetry:
             left = duration(seconds / done * (last - state.step))
             loss = f"loss {state.recent_losses[-1]:.3f}"
             self.say(f"step {state.step}/{last}  {loss}  {seconds / done:.1f} s per step  {left} left")
-        if self.watching:
+        if self.watching(state.step):
             self._reported.distributions.zero_()
-        self._step += 1
 
     def _write_line(self, state: TrainingState, result: StepResult) -> None:
         values, now = self._reported.values(self._engine.world), time.monotonic()

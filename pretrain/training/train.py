@@ -19,7 +19,7 @@ from pretrain.data.batches import HELD_OUT_SEED, WEIGHTS_EVERY, Batch, BatchPlan
 from pretrain.data.remote import CACHE
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import NotSaved, all_valid, any_saved, save
-from pretrain.engine.engine import Engine, optimizer_step, resume
+from pretrain.engine.engine import Engine, Unread, accumulate, end_step, resume
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically, require_same_precision
 from pretrain.engine.optim import UNSCALED, parameter_groups, without_bias_correction
@@ -166,16 +166,10 @@ def run_steps(
         overdue = time.monotonic() - saved_at > 60 * run.checkpoint_minutes
         return bool(stop) or training.watchdog.launcher_gone, overdue
 
-    for micro_batches in telemetry.own_time.reading(training.batches.from_step(state.step, last)):
-        result, loss, (stopping, saving) = optimizer_step(
-            training.engine,
-            losses(training, state.step, micro_batches, telemetry, choice),
-            requests,
-            run.optim.rate(state.updates),
-            UNSCALED
-            if run.optim.adam_bias_correction
-            else without_bias_correction(training.engine.adam_steps, run.optim.betas),
-        )
+    def finish(step: Unread) -> bool:
+        """Reads the outcome of a step and does what follows from it; returns whether the run shall stop."""
+        nonlocal saved_at
+        result, (loss, stopping, saving) = step.read()
         require_finite(result, loss, state.step + 1, training.batches, plan.folder)
         if warning := state.advance(result, loss):
             telemetry.say(warning)
@@ -187,9 +181,37 @@ def run_steps(
         training.watchdog.step_done(state.step)
         if stopping or saving or due(run.checkpoint_every, state.step, last):
             state.token_losses = [] if choice is None else choice.saved()
-            save_state(training, state, telemetry, must=stopping or state.step == last)
+            save_state(training, state, telemetry, must=bool(stopping) or state.step == last)
             saved_at = time.monotonic()
-        if stopping and state.step < last:
+        return bool(stopping) and state.step < last
+
+    # The outcome of a step is read once the device has its next backward to compute, so that it never waits for the
+    # host; at once only where something is due that needs it.
+    every = (
+        run.log_every,
+        run.histogram_every,
+        run.evaluate_every,
+        run.checkpoint_every,
+        *[WEIGHTS_EVERY] * bool(choice),
+    )
+    unread: Unread | None = None
+    for micro_batches in telemetry.own_time.reading(training.batches.from_step(state.step, last)):
+        telemetry.step = number = state.step + (unread is not None) + 1
+        total = accumulate(training.engine, losses(training, number - 1, micro_batches, telemetry, choice))
+        stops = unread is not None and finish(unread)
+        if not stops:
+            unread = end_step(
+                training.engine,
+                total,
+                requests(),
+                run.optim.rate(state.updates),
+                UNSCALED
+                if run.optim.adam_bias_correction
+                else without_bias_correction(training.engine.adam_steps, run.optim.betas),
+            )
+            if any(due(each, number, last) for each in every):
+                stops, unread = finish(unread), None
+        if stops:
             telemetry.say(f"stopped on request after step {state.step}; run the same command to resume")
             return EXIT_STOPPED
     telemetry.say(f"done: {state.step} steps, {state.step - state.updates} skipped; see {plan.folder}")
@@ -209,7 +231,7 @@ def losses(
         training.watchdog.progress(f"reading the data of step {step + 1}")
         batch = batch.to(engine.device, counts=engine.device.type == "cuda")
         with timed():
-            output = engine.forward(batch, entropies=telemetry.watching)
+            output = engine.forward(batch, entropies=telemetry.watching(step + 1))
         yield output.loss, output.loss.detach() / training.batches.plan.micro_batches
         telemetry.forward_done(batch, output)
         if choice is not None:

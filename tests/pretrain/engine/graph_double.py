@@ -25,7 +25,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import leave, start_processes
-from pretrain.model import ops
+from pretrain.model import cpu_ops, ops
 from pretrain.model.encoder import Stack
 from pretrain.training.metrics import MetricTotals
 from tests.deepspeed_values import values_of
@@ -69,6 +69,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     patch.setattr(graphs, "warm_up", lambda work, times: work())
     patch.setattr(Stack, "packs", False)
+    patch.setattr(cpu_ops, "use", lambda *_: None)
     for name, form in PLAIN.items():
         patch.setattr(ops, name, form)
 

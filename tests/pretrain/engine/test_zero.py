@@ -1,5 +1,8 @@
 """Claims about the back ends under DeepSpeed that need one process; engine_worker.py covers two."""
 
+import subprocess
+import sys
+
 import deepspeed
 import pytest
 import torch
@@ -11,6 +14,7 @@ from pretrain.engine.optim import parameter_groups
 from pretrain.engine.plain import MOMENTS
 from pretrain.engine.zero import Zero3, Zero12
 from pretrain.job.processes import start_processes
+from tests.conftest import REPOSITORY
 from tests.pretrain.engine import engine_worker as worker
 
 
@@ -56,3 +60,44 @@ def test_each_parameter_starts_at_a_multiple_of_16_bytes_which_changes_neither_l
 def test_no_start_tries_which_of_deepspeeds_own_kernels_could_be_compiled() -> None:
     patch_modules(start_processes())
     assert vars(deepspeed.ops)["__compatible_ops__"] == {}
+
+
+OF_SIXTEEN = """
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import World
+from tests.pretrain.engine import engine_worker as worker
+
+class Collectives(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.namespace == "c10d":
+            tensors = [part for part in tree_leaves(arguments) if isinstance(part, torch.Tensor)]
+            print(function.overloadpacket.__name__.strip("_"), max(part.nbytes for part in tensors))
+        return function(*arguments, **(options or {}))
+
+torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=16)
+worker.BATCH = 16 * worker.MICRO_BATCH
+model, world = worker.small_model(), World(0, 16, torch.device("cpu"))
+engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config("zero1_bf16", 16), world)
+print(*(weights.nbytes for weights in engine.backend.engine.optimizer.bit16_groups_flat))
+ids, real = worker.batch_of(0)
+with Collectives():
+    engine.backward(engine.forward(ids[: worker.MICRO_BATCH], real[: worker.MICRO_BATCH])["loss_sum"])
+    engine.update(1e-3)
+"""
+
+
+def test_a_step_of_16_ranks_reduces_and_gathers_each_group_at_once() -> None:
+    """With a group of ranks that do not exist: two groups of 48 parameters, and the norm."""
+    done = subprocess.run(
+        [sys.executable, "-c", OF_SIXTEEN], cwd=REPOSITORY, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    sizes, *calls = done.stdout.splitlines()
+    groups = sizes.split()
+    reduced, gathered = ([f"{name} {size}" for size in groups] for name in ("reduce_scatter_base", "allgather_base"))
+    assert calls == [*reduced, "allreduce 8", *gathered]

@@ -13,7 +13,7 @@ from pretrain.model import cuda_ops, ops
 pytest.importorskip("triton")
 from pretrain.model import triton_elementwise
 
-FORMS = ("attend", "attention_bias", "gelu_linear", "linear", "linears", "norm_residual", "softmax")
+FORMS = ("attend", "attention_bias", "gelu_linear", "layer_norm", "linear", "linears", "norm_residual", "softmax")
 
 
 pytestmark = pytest.mark.usefixtures("plain_ops")

@@ -10,7 +10,7 @@ from pretrain.model import ops
 pytest.importorskip("triton")
 
 from pretrain.model import triton_elementwise
-from pretrain.model.triton_elementwise import column_sums, gelu_linear, norm_residual, tile_of
+from pretrain.model.triton_elementwise import column_sums, gelu_linear, layer_norm, norm_residual, tile_of
 
 EXACT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Norm of the error allowed, relative to the norm of the result."""
@@ -75,6 +75,23 @@ def test_layer_norm_of_a_sum_is_that_of_float64(shape: tuple[int, ...], dtype: t
     by_hand = results(F.layer_norm(residual + values, weight.shape, weight, bias, 1e-12), exact)
     values, residual, weight, bias = given
     assert_close(results(norm_residual(values, residual, 0.0, weight, bias, 1e-12), given), by_hand, EXACT[dtype])
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 5, 48), torch.float32), ((70, 64), torch.float16), ((2, 3, 768), torch.bfloat16)],
+    ids=str,
+)
+def test_layer_norm_is_that_of_float64_with_or_without_a_bias(
+    shape: tuple[int, ...], dtype: torch.dtype, biased: bool
+) -> None:
+    given = leaves(shape, *[shape[-1:]] * (1 + biased), dtype=dtype)
+    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    values, weight, *bias = exact
+    by_hand = results(F.layer_norm(values, weight.shape, weight, *bias, eps=1e-5), exact)
+    values, weight, *bias = given
+    assert_close(results(layer_norm(values, weight, *bias or [None], 1e-5), given), by_hand, EXACT[dtype])
 
 
 def test_rows_of_equal_values_give_finite_gradients() -> None:

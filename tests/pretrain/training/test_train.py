@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from foundation.command_line import parse_options
+from pretrain.data.batches import Batch
+from pretrain.engine.engine import Engine, Unread
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.training.curves import flat
@@ -22,6 +25,7 @@ from pretrain.training.options import RunOptions
 from pretrain.training.plan import make_plan
 from pretrain.training.run_log import read_records
 from pretrain.training.train import build_training, measured_machine, train
+from tests.pretrain.engine import graph_double
 from tests.pretrain.training.zero_worker import FORCED_STEPS, OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
 from tests.warm import Warm, outputs, two_ranks
 
@@ -206,11 +210,13 @@ def test_a_start_prints_what_it_does_and_its_checkpoint_even_if_the_newest_is_da
     assert "log lines" in output and not any("log lines" in line for line in lines), "a resumed run repeats no legend"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
-    shards_folder: Path, tmp_path: Path, launch: Launch
+    precision: str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    folder = tmp_path / "run"
-    output = finished(launch(0, *run_arguments(shards_folder, folder, "optim.lr=1e30")), code=1)
+    """In bf16 the next step's backward has begun by then."""
+    folder, files = tmp_path / "run", ("--deepspeed_config", f"zero1_{precision}")
+    output = finished(launch(0, *run_arguments(shards_folder, folder, "optim.lr=1e30"), *files), code=1)
     assert "step 2: the gradient is not finite" in output
     named = json.loads((folder / "nonfinite-step-2.json").read_text())
     assert len(named["sequences"]) == 8
@@ -229,6 +235,70 @@ def test_a_single_rank_is_neither_compared_nor_timed(shards_folder: Path, tmp_pa
     """Otherwise the events that time its forwards on a GPU would cost the host time."""
     train_here(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
     assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_records(tmp_path, "train"))
+
+
+def test_a_step_is_read_after_the_next_backward_unless_something_is_due(
+    shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    for owner, name in ((Engine, "backward"), (Engine, "start_update"), (Unread, "read")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, n=name, f=real: (told.append(n[0]), f(*given))[1])
+    train_here(shards_folder, tmp_path, "optim.steps=5", "optim.warmup_steps=1", "log_every=3")
+    assert "".join(told) == "bs" + "brs" + "brsr" + "bs" + "brsr"
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that replays CUDA graphs, by their double."""
+    graph_double.install(monkeypatch)
+    monkeypatch.setattr("pretrain.training.plan.unreplayable", lambda *_: ())
+    monkeypatch.setattr(Batch, "to", lambda batch, device, counts=True, to=Batch.to: to(batch, device, counts=True))
+
+
+def test_a_resumed_run_with_graphs_equals_an_undisturbed_one_without(
+    shards_folder: Path, tmp_path: Path, doubled: None
+) -> None:
+    few = ("optim.steps=6", "optim.warmup_steps=1", "log_every=2", "checkpoint_every=3", "evaluate_every=100")
+    few += ("model.layers=2", "histogram_every=4", "deepspeed.train_micro_batch_size_per_gpu=4")
+    arguments = (*few, "--deepspeed_config", "zero1_bf16", "--graphs")
+    train_here(shards_folder, tmp_path / "eager", *arguments, "off")
+    train_here(shards_folder, tmp_path / "graphs", *arguments, "auto")
+    shutil.rmtree(tmp_path / "graphs/checkpoints/step-00000006")
+    train_here(shards_folder, tmp_path / "graphs", *arguments, "on")
+    eager, graphs = (tmp_path / name / "checkpoints/step-00000006" for name in ("eager", "graphs"))
+    for file in graphs.glob("*.safetensors"):
+        ours, theirs = load_file(file), load_file(eager / file.name)
+        assert all(ours[name].equal(theirs[name]) for name in ours | theirs)
+    ours, theirs = (
+        [{key: value for key, value in record.items() if key not in CLOCK} for record in read_records(folder, "train")]
+        for folder in (tmp_path / "graphs", tmp_path / "eager")
+    )
+    assert [record for record in ours if record["step"] != 4] == [record for record in theirs if record["step"] != 4]
+
+
+@pytest.mark.parametrize("asked", ["auto", "on"])
+def test_a_capture_that_fails_ends_only_a_run_that_demands_graphs(
+    asked: str,
+    shards_folder: Path,
+    tmp_path: Path,
+    doubled: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("operation not permitted\nand more")
+
+    monkeypatch.setattr("pretrain.training.train.replay_micro_batches", failing)
+    few = ("optim.steps=2", "optim.warmup_steps=1", "--graphs", asked)
+    if asked == "on":
+        with pytest.raises(RuntimeError) as raised:
+            train_here(shards_folder, tmp_path, *few)
+        assert "--graphs off" in raised.value.__notes__[0]
+        return
+    train_here(shards_folder, tmp_path, *few)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: graphs")]
+    assert line.endswith("a capture failed: operation not permitted")
 
 
 def test_a_checkpoint_is_saved_by_time_as_well_as_by_steps(shards_folder: Path, tmp_path: Path) -> None:
