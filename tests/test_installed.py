@@ -141,6 +141,16 @@ def test_the_citation_and_the_workflow_match_the_project() -> None:
     assert command.endswith(" .ci/run") and os.access(REPOSITORY / ".ci" / "run", os.X_OK)
 
 
+def test_a_release_is_built_on_a_tag_which_must_name_its_version(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "release.yml").read_text())
+    assert workflow[True]["push"] == {"tags": ["v*"]}  # YAML's `on`
+    (command,) = [step["run"] for step in workflow["jobs"]["release"]["steps"] if "run" in step]
+    assert command == '.ci/release "$GITHUB_REF_NAME"'
+    process = subprocess.run([REPOSITORY / ".ci" / "release", "v9"], capture_output=True, text=True)
+    said = f"tag: got v9, expected v{VERSION}, after the version in setup.cfg; correct one of them\n"
+    assert (process.returncode, process.stdout, process.stderr) == (2, "", said)
+
+
 @pytest.mark.parametrize("name", ["ds_configs/zero1_fp32.json", "zero1_fp32.json", "zero1_fp32"])
 @pytest.mark.long
 def test_a_shipped_deepspeed_file_is_found_by_its_name(name: str, installed: Path, folder: Path, shards: Path) -> None:
