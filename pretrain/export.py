@@ -51,7 +51,7 @@ def main(options: ExportOptions) -> None:
     description = read_run(options.run)
     model, step = load_trained(options.run, options.step, options.average)
     card = model_card(options.run, description, step, options.language, options.license, options.average)
-    export(model, description.pad_token_id, options.run / "tokenizer", card, options.out, description.mask_share)
+    export(model, options.run / "tokenizer", card, options.out, description.mask_share)
     averaged = f", averaged over {options.average} checkpoints" if options.average > 1 else ""
     print(f"exported step {step} of {options.run} to {options.out}{averaged}")
     if options.step is None and step < description.run.optim.steps:
