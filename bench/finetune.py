@@ -163,7 +163,7 @@ def train_ours(
     from finetune.glue import job as glue_job
     from finetune.running.train import Run
     from finetune.squad import job as squad_job
-    from pretrain.huggingface.folders import load_encoder
+    from pretrain.huggingface.stored import read_stored
     from pretrain.job.processes import start_processes
 
     job: Any
@@ -177,7 +177,7 @@ def train_ours(
         "hidden_dropout_prob": settings.dropout,
         "attention_probs_dropout_prob": settings.attention_dropout,
     }
-    run = Run(load_encoder(model.path, **dropout), job, settings, 1, FP32, start_processes())
+    run = Run(read_stored(model.path).encoder(**dropout), job, settings, 1, FP32, start_processes())
     seconds = []
     for epoch in range(settings.epochs):
         started = time.perf_counter()

@@ -297,7 +297,7 @@ def measure(run: Path, folder: Path) -> None:
     for checkpoint in (*before, last):
         with TemporaryDirectory() as place:
             model, out = load_checkpoint(description, checkpoint), Path(place) / "model"
-            export(model, description.pad_token_id, run / "tokenizer", "", out, description.mask_share)
+            export(model, run / "tokenizer", "", out, description.mask_share)
             scorer = open_scorer(str(out), ("discriminator", "generator"))
         if not masked:
             ids = scorer.tokenizer.convert_tokens_to_ids(language.words)

@@ -9,14 +9,14 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import regex
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_prep.curation.words import IN_WORDS, WITHOUT_SPACES
 from foundation.config import ConfigError, StrictRecord
@@ -51,6 +51,12 @@ class SpecialTokens(StrictRecord):
     mask: int
 
 
+BERTS = {name: f"[{name.upper()}]" for name in SpecialTokens.model_fields}
+"""BERT's special tokens, by the names of `SpecialTokens`."""
+Marked = tuple[Tokenizer, Mapping[str, str]]
+"""A tokenizer, and its special tokens by these names."""
+
+
 class SubwordTokenizer:
     """A tokenizer and the properties of its vocabulary that data preparation needs.
 
@@ -67,16 +73,16 @@ class SubwordTokenizer:
         slow_because: the reason why WordPieces come from Hugging Face's encoder; None if nanotoken is used.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, marks: Mapping[str, str] = BERTS) -> None:
+        self._tokenizer, self._marks = tokenizer, marks
         # "[MASK]" in the input is ordinary text: as a special token it would corrupt the sequence structure
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()  # some published tokenizers truncate text to their model's length
         tokenizer.no_padding()
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+            single="{cls} $A {sep}".format(**marks),
+            pair="{cls} $A {sep} $B:1 {sep}:1".format(**marks),
+            special_tokens=[(marks[name], tokenizer.token_to_id(marks[name])) for name in ("cls", "sep")],
         )
         settings = json.loads(tokenizer.to_str())
         byte_level = _byte_level(settings)
@@ -95,7 +101,7 @@ class SubwordTokenizer:
         self._cached = 0
         self.vocab_size = tokenizer.get_vocab_size()
         self.special = SpecialTokens.model_validate(
-            {name: tokenizer.token_to_id(f"[{name.upper()}]") for name in SpecialTokens.model_fields}
+            {name: tokenizer.token_to_id(token) for name, token in marks.items()}
         )
         self.never_masked = np.isin(
             np.arange(self.vocab_size), [number for name, number in self.special if name != "unk"]
@@ -131,7 +137,7 @@ class SubwordTokenizer:
         for path in (folder / name for name in FILES):
             if path.resolve().parent != folder.resolve():
                 raise ConfigError(f"{path}: links to a file outside its folder; replace it with a copy")
-        return cls(_checked(str(folder), lambda: _from_folder(folder)))
+        return cls(*_checked(str(folder), lambda: read_folder(folder)))
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes texts; returns their ids, concatenated, uint16, and the number per text, int64; no special tokens.
@@ -180,7 +186,7 @@ class SubwordTokenizer:
 
     def files(self) -> dict[str, bytes]:
         """The content of the tokenizer's files by name; loaded as `AutoTokenizer`, they give the same ids."""
-        names = {f"{name}_token": f"[{name.upper()}]" for name in SpecialTokens.model_fields}
+        names = {f"{name}_token": token for name, token in self._marks.items()}
         configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
         texts = (
             self._tokenizer.to_str(pretty=True),
@@ -202,30 +208,30 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
     Raises:
         ConfigError: it does not exist, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    tokenizer = SubwordTokenizer(_checked(vocab, lambda: _named(vocab)))
+    tokenizer = SubwordTokenizer(*_checked(vocab, lambda: _named(vocab)))
     if tokenizer.slow_because is not None:
         print(f"using Hugging Face's encoder, which is 20 times slower: {tokenizer.slow_because}", file=sys.stderr)
     return tokenizer
 
 
-def _named(vocab: str) -> Tokenizer:
+def _named(vocab: str) -> Marked:
     path = Path(vocab)
     if path.is_dir():
-        return _from_folder(path)
+        return read_folder(path)
     if path.exists():
         tokens = _read_vocabulary(path)
         if any((path.parent / name).is_file() for name in FILES[:2]):
-            tokenizer = _from_folder(path.parent)
+            tokenizer, marks = read_folder(path.parent)
             if tokenizer.get_vocab() == {token: number for number, token in enumerate(tokens)}:
-                return tokenizer
-        return from_vocabulary(tokens)  # settings beside it, if any, belong to another vocabulary
+                return tokenizer, marks
+        return from_vocabulary(tokens), BERTS  # settings beside it, if any, belong to another vocabulary
     # `name` or `owner/name`; never a path whose first folder exists here, which is a typing error
     if path.is_absolute() or len(path.parts) > 2 or path.suffix == ".txt" or os.path.lexists(path.parts[0]):
         raise ConfigError(
             f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or the name of a model on the hub"
         )
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
-    return Tokenizer.from_pretrained(vocab)
+    return Tokenizer.from_pretrained(vocab), BERTS
 
 
 def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
@@ -300,20 +306,90 @@ def _encode_fast(encoder: Any, texts: Sequence[str]) -> tuple[np.ndarray, np.nda
     return ids.astype(np.uint16), np.diff(ends)
 
 
-def _from_folder(folder: Path) -> Tokenizer:
+_NORMALIZES = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Settings in a tokenizer_config.json, each with its name in the normalizer of a tokenizer.json."""
+_OF_BERTS_KIND = regex.compile("(Bert|Electra|DistilBert|MobileBert|ConvBert|MPNet)Tokenizer(Fast)?|None")
+"""Classes of `transformers` that a vocab.txt defines."""
+
+
+def read_folder(folder: Path) -> Marked:
+    """Returns the tokenizer in a folder, which gives the ids of `AutoTokenizer`, and its special tokens by name.
+
+    Raises:
+        ConfigError: a file or setting of the folder decides ids otherwise.
+    """
+    settings, special, added = (
+        json.loads((folder / name).read_text("utf-8")) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    )
+    named = special | settings
+    marks = {name: _content(named.get(f"{name}_token")) or token for name, token in BERTS.items()}
     if (folder / "tokenizer.json").is_file():
         # not by path, which would have to be UTF-8
-        return Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
-    configuration = folder / "tokenizer_config.json"
-    settings = json.loads(configuration.read_text("utf-8")) if configuration.is_file() else {}
-    normalizer = None
-    if "do_lower_case" in settings:
-        normalizer = normalizers.BertNormalizer(
-            lowercase=settings["do_lower_case"],
-            strip_accents=settings.get("strip_accents"),
-            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        )
-    return from_vocabulary(_read_vocabulary(folder / "vocab.txt"), normalizer)
+        layout = json.loads(Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes()).to_str())
+        _require_same_normalization(folder, settings, layout["normalizer"] or {})
+        for one in layout["added_tokens"] if _byte_level(layout) is None else ():
+            one["special"] &= one["content"] in marks.values()  # any other keeps its one id in a text
+        tokenizer = Tokenizer.from_str(json.dumps(layout))
+    else:
+        kind = str(settings.get("tokenizer_class"))
+        if not _OF_BERTS_KIND.fullmatch(kind):
+            raise ConfigError(
+                f"vocab: {folder / 'tokenizer_config.json'} has tokenizer_class {kind!r}, which a vocab.txt alone does"
+                " not define; give a tokenizer with a tokenizer.json"
+            )
+        tokenizer = from_vocabulary(_read_vocabulary(folder / "vocab.txt"), _normalizer(settings))
+        tokenizer.add_special_tokens([token for token in marks.values() if tokenizer.token_to_id(token) is not None])
+    extra: list[tuple[str, str, int | None]] = [("added_tokens.json", token, number) for token, number in added.items()]
+    for number, one in settings.get("added_tokens_decoder", {}).items():
+        extra.append(("tokenizer_config.json", one["content"], int(number)))
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = named.get(key) or []
+        extra += [(key, _content(one), None) for one in (tokens.values() if isinstance(tokens, dict) else tokens)]
+    for source, token, number in extra:
+        found = tokenizer.token_to_id(token)
+        if found is None or number not in (None, found):
+            raise ConfigError(
+                f"vocab: {source} of {folder} adds {token!r}, which the vocabulary lacks or has at another place; save"
+                " the tokenizer as one tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+    if not (folder / "tokenizer.json").is_file():
+        others = dict.fromkeys(token for _, token, _ in extra if token not in marks.values())
+        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in others])
+    return tokenizer, marks
+
+
+def _content(token: Any) -> Any:
+    """Returns the text of a token, which settings name or describe."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _normalizer(settings: Mapping[str, Any]) -> normalizers.Normalizer | None:
+    if "do_lower_case" not in settings:
+        return None
+    return normalizers.BertNormalizer(
+        lowercase=settings["do_lower_case"],
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+    )
+
+
+def _require_same_normalization(folder: Path, settings: Mapping[str, Any], normalizer: Mapping[str, Any]) -> None:
+    """Refuses a tokenizer_config.json that says otherwise than BERT's normalizer in the tokenizer.json beside it.
+
+    `transformers` follows the one or the other, by class and version.
+    """
+    for setting, key in _NORMALIZES.items() if normalizer.get("type") == "BertNormalizer" else ():
+        given, ours = settings.get(setting), normalizer[key]
+        if given is not None and given != (normalizer["lowercase"] if ours is None else ours):
+            raise ConfigError(
+                f"vocab: {folder / 'tokenizer_config.json'} has {setting} {json.dumps(given)}, but tokenizer.json has"
+                f" {key} {json.dumps(ours)}; correct one of them"
+            )
 
 
 def _read_vocabulary(path: Path) -> list[str]:
@@ -322,14 +398,14 @@ def _read_vocabulary(path: Path) -> list[str]:
     return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
 
 
-def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
-    """Returns the tokenizer that `read` loads, after checking that it can be used.
+def _checked(vocab: str, read: Callable[[], Marked]) -> Marked:
+    """Returns the tokenizer that `read` loads, with its special tokens, after checking that it can be used.
 
     Raises:
         ConfigError: it cannot be read, is of another kind, lacks a special token, or has too many ids for uint16.
     """
     try:
-        tokenizer = read()
+        tokenizer, marks = read()
     except ConfigError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
@@ -343,7 +419,7 @@ def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
             f"vocab: {vocab} is neither WordPiece with ## pieces nor a byte-level BPE; give one of BERT's kind or of"
             " GPT-2's"
         )
-    missing = [token for token in SPECIAL_TOKENS if tokenizer.token_to_id(token) is None]
+    missing = [token for token in marks.values() if tokenizer.token_to_id(token) is None]
     if missing:
         problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
     if not (_byte_level(settings) or {"add_prefix_space": True})["add_prefix_space"]:
@@ -359,4 +435,4 @@ def _checked(vocab: str, read: Callable[[], Tokenizer]) -> Tokenizer:
         problems.append(f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}")
     if problems:
         raise ConfigError(*problems)
-    return tokenizer
+    return tokenizer, marks

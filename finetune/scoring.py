@@ -20,8 +20,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -33,16 +31,9 @@ from tqdm import tqdm
 from finetune.running.model_folder import load_tokenizer
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, shown
-from pretrain.huggingface.export import SAMPLING, SAMPLING_HEAD, Sampling, export
-from pretrain.huggingface.folders import fill, find_folder, read_any_config, read_config, read_weights
-from pretrain.huggingface.init_from import WORDS
-from pretrain.huggingface.modernbert import unfolded
-from pretrain.model import cpu_ops, ops
-from pretrain.model.config import ElectraModelConfig, ModernModelConfig
-from pretrain.model.encoder import Encoder
-from pretrain.model.modern import ModernConfig
-from pretrain.training.models import is_run, load_trained
-from pretrain.training.run_folder import read_run
+from pretrain.huggingface.stored import SAMPLING, Sampling, Stored, family, read_stored
+from pretrain.model import cpu_ops
+from pretrain.training.models import find_sources, is_run
 
 Kind = Literal["discriminator", "generator", "likelihood"]
 """Kinds of score, in nats per token."""
@@ -211,15 +202,15 @@ class Scorer(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether there is a sampling head, and a record of how replacements were drawn with it."""
-        return self.sampling is not None and "sampling_head" in self.generator
+        return self.sampling is not None and "sampler_transform" in self.generator
 
     def masked_scores(self, ids_BL: Tensor, position: int) -> list[Tensor]:
         """Returns the logits [B, V] of the generator, and of its sampling head if any, at a position that it masks."""
         masked_BL = ids_BL.clone()
         masked_BL[:, position] = self.tokenizer.mask_token_id
         hidden_BH = hidden(self.generator, masked_BL)[:, position]
-        heads = [self.generator, self.generator["sampling_head"]] if self.samples else [self.generator]
-        return [head["generator_lm_head"](head["generator_predictions"](hidden_BH)) for head in heads]
+        modules = [*self.generator.values()][1:]  # a transform and an output matrix, then perhaps the sampling head's
+        return [matrix(transform(hidden_BH)) for transform, matrix in zip(modules[::2], modules[1::2], strict=True)]
 
     @torch.inference_mode()
     def propose(self, ids: tuple[int, ...], position: int) -> Proposal:
@@ -275,63 +266,70 @@ def open_scorer(
     """
     if not torch.cuda.is_available():
         cpu_ops.use()
-    if is_run((name,)):
-        run, description = Path(name), read_run(Path(name))
-        with TemporaryDirectory() as place:
-            model, exported = load_trained(run)[0], Path(place) / "model"
-            export(model, description.pad_token_id, run / "tokenizer", "", exported, description.mask_share)
-            scorer = open_scorer(str(exported), kinds, generator, mask_share, random_weights)
-            return scorer._replace(name=scorer.name.replace(str(exported), name))
-    folder = find_folder(name)
-    first, tokenizer = read_model(folder, random_weights), load_tokenizer(folder)
+    found = find_sources((name,)) if is_run((name,)) else family(read_stored(name))
+    main = next((one for one in found if one.role == "discriminator"), found[0])
+    if generator and main.role == "discriminator":
+        found = family(main, read_stored(generator))
+    models = {one.role: one for one in found}
+
+    def built(model: Stored, words: Any = None) -> Any:
+        torch.manual_seed(0)  # untrained weights are the same in every process
+        made = model.build(random_weights, words)
+        return made.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+    first, tokenizer = built(main), load_tokenizer(main.tokenizer, main.config.vocab_size)
     tokenizer.split_special_tokens = True  # "[MASK]" is text, as in pre-training
     marked = tokenizer("")["input_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
     if not marked or tokenizer.mask_token_id is None:
         raise ConfigError(
-            f"model: the tokenizer in {folder} does not fit; expected [CLS] and [SEP] around a text and a [MASK]; save"
-            " the model's own there"
+            f"model: the tokenizer in {main.tokenizer} does not fit; expected [CLS] and [SEP] around a text and a"
+            " [MASK]; save the model's own there"
         )
     label = f"{name} (random weights)" if random_weights else name
-    if "discriminator_predictions" not in first:
+    if main.role == "generator":
         chosen = tuple(dict.fromkeys(kind for kind in kinds if kind != "discriminator"))
         return Scorer(label, None, first, None, tokenizer, chosen or ("generator",))
-    inside = find_folder(generator) if generator else folder / "generator"
-    predicts = inside.is_dir() and {*kinds} != {"discriminator"}
-    if not predicts and ("likelihood" in kinds or "discriminator" not in kinds):
-        raise ConfigError(f"score: got {' '.join(kinds)}, but {name} has no generator inside; add --generator FOLDER")
-    sampling = sampling_of(folder, mask_share) if "likelihood" in kinds else None
-    if not predicts:
+    second = models.get("generator")
+    if {*kinds} == {"discriminator"} or (second is None and "likelihood" not in kinds and "discriminator" in kinds):
         return Scorer(label, first, None, None, tokenizer, ("discriminator",))
-    second = read_model(inside, random_weights)
-    if "generator_lm_head" not in second or load_tokenizer(inside).get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(f"generator: {inside} is not a masked language model with the vocabulary of {name}; name one")
-    if sampling and sampling.objective != P_G and "sampling_head" not in second:
+    if second is None:
+        raise ConfigError(f"score: got {' '.join(kinds)}, but {name} has no generator inside; add --generator FOLDER")
+    if load_tokenizer(second.tokenizer, second.config.vocab_size).get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"generator: {second.folder} is not a masked language model with the vocabulary of {name}; name one"
+        )
+    sampling = sampling_of(main, mask_share) if "likelihood" in kinds else None
+    predictor, head = built(second), models.get("sampling head")
+    if sampling and sampling.objective in ("hp_loss", "hp_dist") and head:
+        predictor.update(built(head, predictor["electra"].embeddings.word_embeddings))
+    elif sampling and sampling.objective != P_G:
         print_warning(
-            f"{name} was trained with {sampling.objective}, whose sampler {inside} does not hold: its likelihood"
+            f"{name} was trained with {sampling.objective}, whose sampler {second.folder} does not hold: its likelihood"
             " assumes replacements drawn from p_G",
             to=sys.stderr,
         )
-    return Scorer(label, None if {*kinds} == {"generator"} else first, second, sampling, tokenizer, tuple(kinds))
+    return Scorer(label, None if {*kinds} == {"generator"} else first, predictor, sampling, tokenizer, tuple(kinds))
 
 
 def kinds_of(name: str, generator: str | None, mask_share: float | None) -> tuple[Kind, ...]:
     """Returns the scores that a run or a folder can give, with its `generator` and `mask_share` if it needs them."""
     if is_run((name,)):
         return get_args(Kind)
-    folder = find_folder(name)
-    if not generator and not (folder / "generator").is_dir():
+    models = {one.role: one for one in family(read_stored(name))}
+    main = models.get("discriminator")
+    if main is None or not (generator or "generator" in models):
         return ("discriminator",)
-    recorded = mask_share is not None or SAMPLING in read_config(folder)
+    recorded = mask_share is not None or SAMPLING in main.settings
     return get_args(Kind) if recorded else ("discriminator", "generator")
 
 
-def sampling_of(folder: Path, mask_share: float | None) -> Sampling:
-    """Returns how replacements were drawn for the discriminator in this folder; unless it records that, from p_G.
+def sampling_of(discriminator: Stored, mask_share: float | None) -> Sampling:
+    """Returns how replacements were drawn for this discriminator; unless it records that, from p_G.
 
     Raises:
         ConfigError: the share of masked tokens is neither recorded nor given.
     """
-    recorded = read_config(folder).get(SAMPLING)
+    recorded, folder = discriminator.settings.get(SAMPLING), discriminator.folder
     if recorded is not None:
         return Sampling.from_values(recorded, f"model: {folder / 'config.json'}: {SAMPLING}")
     if mask_share is None:
@@ -340,44 +338,3 @@ def sampling_of(folder: Path, mask_share: float | None) -> Sampling:
             " 0.1275 for Google's"
         )
     return Sampling(objective=P_G, mask_share=mask_share)
-
-
-def read_model(folder: Path, random_weights: bool) -> nn.ModuleDict:
-    """Returns the model in a folder, in evaluation mode: `electra` and its head, `discriminator_predictions` or
-    `generator_predictions` and `generator_lm_head`; with it the `sampling_head`, if any.
-
-    Raises:
-        ConfigError: it is neither a discriminator nor a generator, or its weights do not fit.
-    """
-    torch.manual_seed(0)  # untrained weights are the same in every process
-    config, weights = read_any_config(folder), read_weights(folder)
-    modern = isinstance(config, ModernConfig)
-    parts = (ModernModelConfig if modern else ElectraModelConfig).parts
-    detects = any(name.startswith(("discriminator_predictions.", "classifier.")) for name in weights)
-    role = "discriminator" if detects else "generator"
-    own = unfolded(weights, role) if modern else weights
-    fine_tuned = "ForSequenceClassification" in str(read_config(folder).get("architectures"))
-    if fine_tuned or WORDS not in own or not any(name.startswith(f"{role}_predictions.") for name in own):
-        raise ConfigError(
-            f"models: {folder} has no word embeddings or no pre-training head; expected an export, not fine-tuned"
-        )
-    encoder: Encoder = parts.encoder(config)
-    model, words = nn.ModuleDict({"electra": encoder}), encoder.embeddings.word_embeddings
-
-    def head(weights: dict[str, Tensor]) -> dict[str, nn.Module]:
-        scores = ops.Linear(words.weight.shape[1], config.vocab_size)
-        nn.init.zeros_(scores.bias)
-        if weights.setdefault("generator_lm_head.weight", own[WORDS]) is own[WORDS]:
-            scores.weight = words.weight
-        return {"generator_predictions": parts.transform(config), "generator_lm_head": scores}
-
-    model.update({"discriminator_predictions": parts.detector(config)} if detects else head(own))
-    if not random_weights:
-        fill(model, own, folder)
-    if not detects and (folder / SAMPLING_HEAD).is_file():
-        weights = read_weights(folder, SAMPLING_HEAD)
-        weights = unfolded(weights, "generator") if modern else weights
-        model["sampling_head"] = nn.ModuleDict(head(weights))
-        if not random_weights:
-            fill(model["sampling_head"], weights, folder)
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -62,7 +62,7 @@ def main(options: ExportOptions) -> None:
     for model, step in models if every else [load_trained(options.run, options.step, options.average)]:
         out = options.out / f"step-{step:08d}" if every else options.out
         card = model_card(options.run, description, step, options.language, options.license, options.average)
-        export(model, description.pad_token_id, options.run / "tokenizer", card, out, description.mask_share)
+        export(model, options.run / "tokenizer", card, out, description.mask_share)
         averaged = f", averaged over {options.average} checkpoints" if options.average > 1 else ""
         print(f"exported step {step} of {options.run} to {out}{averaged}")
     if options.step == "newest" and step < description.run.optim.steps:

@@ -22,15 +22,9 @@ from foundation.files import file_sha256, new_folder, remove
 from foundation.locks import holder
 from foundation.markdown_table import markdown_table
 from pretrain.huggingface.export import TOKENIZER_SETTINGS
-from pretrain.huggingface.folders import (
-    AGAIN,
-    MODEL_FILE,
-    find_folder,
-    read_any_config,
-    read_config,
-    save_folder,
-)
-from pretrain.model.encoder import EncoderConfig, EncoderSizes
+from pretrain.huggingface.folders import AGAIN, read_config
+from pretrain.huggingface.stored import read_stored, require_readable, write
+from pretrain.model.encoder import EncoderSizes
 
 CANDIDATES, FINETUNED, LOCKS = "candidates", "finetuned", "locks"
 RESULTS = "results.json"
@@ -55,11 +49,11 @@ def open_model(name: str) -> ModelFolder:
     Raises:
         ConfigError: there is no such model, it is no ELECTRA, or its tokenizer is missing or does not fit.
     """
-    path = find_folder(name)
-    config, tokenizer = read_any_config(path), load_tokenizer(path)
+    stored = read_stored(name)
+    path, tokenizer = stored.folder, load_tokenizer(stored.tokenizer, stored.config.vocab_size)
     files = sorted(entry for entry in path.iterdir() if entry.is_file())
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
-    return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), config, tokenizer)
+    return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), stored.config, tokenizer)
 
 
 def read_tokenizer_settings(path: Path) -> dict[str, Any]:
@@ -67,11 +61,11 @@ def read_tokenizer_settings(path: Path) -> dict[str, Any]:
     return read_config(path, TOKENIZER_SETTINGS) if (path / TOKENIZER_SETTINGS).is_file() else {}
 
 
-def load_tokenizer(path: Path) -> Any:
-    """Loads the folder's tokenizer; unlike `AutoTokenizer`, never asks to run code from the folder.
+def load_tokenizer(path: Path, ids: int | None = None) -> Any:
+    """Loads the tokenizer in a folder; unlike `AutoTokenizer`, never asks to run code from the folder.
 
     Raises:
-        ConfigError: there is no tokenizer, it cannot be used, or it has more pieces than the model.
+        ConfigError: there is no tokenizer, it cannot be used, or it has more pieces than the model has `ids`.
     """
     from transformers import ElectraTokenizerFast, PreTrainedTokenizerFast
 
@@ -83,26 +77,17 @@ def load_tokenizer(path: Path) -> Any:
     as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # versions rename it
     try:
         tokenizer = (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
+        require_readable(path)
         tokenizer(["\u2603", "a snowman"], padding=True)  # needs [UNK] and [PAD]
+    except ConfigError:
+        raise
     except Exception as error:  # a damaged file makes the library raise bare exceptions too
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"model: {path} has a tokenizer that cannot be used: {reason}; {AGAIN}") from None
-    pieces, expected = max(tokenizer.get_vocab().values()) + 1, read_any_config(path).vocab_size
-    if pieces > expected:
-        raise ConfigError(f"model: tokenizer in {path} has {pieces} pieces, expected at most {expected}; {AGAIN}")
+    pieces = max(tokenizer.get_vocab().values()) + 1
+    if ids is not None and pieces > ids:
+        raise ConfigError(f"model: tokenizer in {path} has {pieces} pieces, expected at most {ids}; {AGAIN}")
     return tokenizer
-
-
-def require_keepable(model: ModelFolder, keep: str) -> None:
-    """Checks that the model can be kept once fine-tuned, that is, saved as a Hugging Face model.
-
-    Raises:
-        ConfigError: the model is a ModernBERT, and `keep` is not `none`.
-    """
-    if keep != "none" and not isinstance(model.config, EncoderConfig):
-        raise ConfigError(
-            f"keep: got {keep}, but {model.path} is a ModernBERT, and fine-tuned ones cannot be saved; add --keep none"
-        )
 
 
 def save_finetuned(
@@ -110,7 +95,6 @@ def save_finetuned(
 ) -> None:
     """Writes a run's model with tokenizer, card and record; `folder` appears only once it is complete."""
     settings = record.run.settings
-    assert isinstance(model.config, EncoderConfig)  # `require_keepable`
     config = dataclasses.replace(
         model.config,
         hidden_dropout_prob=settings.dropout,
@@ -119,30 +103,34 @@ def save_finetuned(
     encoder = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
     made = job.to_hugging_face({name[5:]: weight for name, weight in weights.items() if name.startswith("head.")})
     described = {**read_tokenizer_settings(model.path), "model_max_length": settings.max_length}
+    special = {name: getattr(model.tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
+    if "model_input_names" in described:  # a ModernBERT's have no segments, which the head of SQuAD needs
+        described["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     remove(folder)  # of a run that was killed before its record was written
     with new_folder(folder) as unfinished:
-        save_folder(unfinished, made.architecture, config, {**encoder, **made.head}, job.pad_id, made.config)
+        form = write(unfinished, made.architecture, config, {**encoder, **made.head}, special, made.config)
         for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
             if (model.path / name).is_file():
                 shutil.copyfile(model.path / name, unfinished / name)
         texts = {
             TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
             RESULTS: record.model_dump_json(indent=2) + "\n",
-            "README.md": card(made, record, carried=(unfinished / MODEL_FILE).is_file()),
+            "README.md": card(made, record, form.code),
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, "utf-8")
 
 
-def card(made: HuggingFaceModel, record: RunRecord, *, carried: bool) -> str:
-    """Returns the model card in Markdown; `carried` says whether the folder holds the model's code."""
+def card(made: HuggingFaceModel, record: RunRecord, carried: Sequence[str]) -> str:
+    """Returns the model card in Markdown; `carried` are the files of the model's code in the folder."""
     run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
     code = ", trust_remote_code=True" if carried else ""
     scores = [
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
     ]
     settings = [(key, str(value)) for key, value in run.settings.model_dump(mode="json").items()]
-    carries = f"\nThe model's code is `{MODEL_FILE}` in this folder; `trust_remote_code=True` allows it to run.\n"
+    files = " and ".join(f"`{name}`" for name in carried)
+    carries = f"\nThe model's code is {files} in this folder; `trust_remote_code=True` allows it to run.\n"
     return f"""---
 library_name: transformers
 pipeline_tag: {made.pipeline}

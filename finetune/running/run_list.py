@@ -21,7 +21,6 @@ from finetune.running.model_folder import (
     ModelFolder,
     keep_models,
     open_model,
-    require_keepable,
     save_finetuned,
     without_seed,
 )
@@ -71,7 +70,6 @@ def run_queue(options: Options, load: Callable[[Options], Iterator[LoadedTask]])
     require_folder(options.output)
     tasks = load(options)
     model = open_model(options.model)  # before the files are read, which may take minutes
-    require_keepable(model, options.keep)
     return Queue([*tasks], model, options).work()
 
 

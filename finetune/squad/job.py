@@ -22,7 +22,7 @@ from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, l
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
 from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
 from finetune.tokens import Batch
-from pretrain.huggingface.folders import JOINT_ANSWERER
+from pretrain.huggingface.forms import JOINT_ANSWERER
 from pretrain.job.processes import World
 from pretrain.model.encoder import Encoder
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from foundation.markdown_table import markdown_table
-from pretrain.huggingface.modernbert import ARCHITECTURES
+from pretrain.huggingface.forms import form_of
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.model.config import ElectraModelConfig
 from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
 from pretrain.training.run_log import read_records
 
@@ -121,13 +120,11 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
     average over several checkpoints.
     """
     config = description.run
-    carries_code = isinstance(config.model, ElectraModelConfig) and config.model.relative_position
-    code, no_code = (", trust_remote_code=True", ", trust_remote_code=False") if carries_code else ("", "")
     trained = objective_class(config.objective.name)
-    auto = trained.exports["."][0]
-    if config.model.backbone == "modern":
-        auto = ARCHITECTURES[auto]
-    auto = f"AutoModelFor{auto.partition('For')[2]}"
+    architecture = trained.exports["."][0]
+    form = form_of(config.model.discriminator(description.vocab_size), architecture)
+    code, no_code = (", trust_remote_code=True", ", trust_remote_code=False") if form.code else ("", "")
+    auto = f"AutoModelFor{form.classes[architecture].partition('For')[2]}"
     scores = _scores(run, step, isinstance(config.objective, PredictionConfig)) if average == 1 else {}
     mean = f" The weights are the mean of {average} checkpoints up to this step." if average > 1 else ""
     sources = {

@@ -4,74 +4,46 @@ The run's model takes its sizes from them. Parts that they lack start fresh, and
 default, a fresh sampling head starts with p_S = p_G. Added tokens and positions extend the tables.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_prep.tokens import open_tokenizer
 from foundation.config import ConfigError
 from pretrain.config import RunConfig
-from pretrain.huggingface.conversion import CONVERTED, EMBEDDINGS, electra_settings, electra_weights
-from pretrain.huggingface.export import SAMPLING, SAMPLING_HEAD
-from pretrain.huggingface.folders import (
-    fill,
-    find_folder,
-    read_any_config,
-    read_config,
-    read_encoder_config,
-    read_weights,
-)
-from pretrain.huggingface.modernbert import HEADS, renamed, unfolded
-from pretrain.huggingface.modernbert import MODEL_TYPE as MODERN_TYPE
+from pretrain.huggingface.folders import fill
+from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, OUTPUT_MATRIX, WORDS
+from pretrain.huggingface.stored import HEADS, SAMPLING, Stored, family, read_stored
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
-from pretrain.model.encoder import EncoderSizes
 
-WORDS = "electra.embeddings.word_embeddings.weight"
-OUTPUT_MATRIX = "generator_lm_head.weight"
-MAY_DIFFER = (
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init"),
-    *("global_theta", "local_theta"),
-)
-"""Fields in which a run may differ from the models: dropout, initialization, and rotary bases, for longer sequences."""
-KEPT = ("relative_position", "layer_norm_eps", "window", "global_every", "global_theta", "local_theta")
-"""Fields, of either kind of encoder, that the run takes from the models, since the weights were trained with them."""
+EMBEDDINGS = "electra.embeddings."
+FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "relative_bias_init")
+"""Dropout and initialization, the only fields of an encoder that a run does not take from the models."""
+MAY_DIFFER = (*FREE, "global_theta", "local_theta")
+"""Fields in which a run may differ from the models: also rotary bases, for longer sequences."""
 PROBE = "\u00c9cole \u4e2d\u6587"
 """A text that each choice of a normalizer changes: `École` and two Chinese characters."""
-CLASSES = {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
+CLASSES = {"generator": GENERATOR, "discriminator": DISCRIMINATOR}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Ends of the names of parameters with a row per token."""
 
 
-class Donor(NamedTuple):
-    """A trained model, or a run's sampling head, that a part of the run's model starts from."""
-
-    role: Literal["generator", "discriminator", "sampling head"]
-    folder: Path
-    config: EncoderSizes
-    """Configuration of the model's encoder; for a sampling head, of the generator's."""
-    tokenizer: Path
-    weights: Callable[[], dict[str, Tensor]]
-    """Reads the weights: a model's by Hugging Face's names, a sampling head's by this project's."""
-    objective: str = ""
-    """The objective that a sampling head was trained with; it can start only a run with the same one."""
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return any((self.tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
-
-
-Donors = tuple[Donor, ...]
+Donors = tuple[Stored, ...]
 """At least one donor, a generator first. Shared embeddings come from the last donor that is a model."""
 
 
 def find_models(names: Sequence[str]) -> Donors:
     """Returns the models of these names: GENERATOR DISCRIMINATOR, an exported folder with its generator inside, or one
     model, whose class decides which of the two it is. Names are local folders, or names on the hub.
+
+    Of a BERT, an MPNet or a ModernBERT that is not the first of two, only the encoder is used, as a discriminator's.
 
     Raises:
         ConfigError: more than two names, no such model, or a model with settings that this implementation lacks.
@@ -80,71 +52,71 @@ def find_models(names: Sequence[str]) -> Donors:
         raise ConfigError(
             f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR, one model, or a run folder"
         )
-    donors = [read_model(find_folder(name), len(names) == 2 and name == names[0]) for name in names]
-    if len(names) == 2 and [donor.role for donor in donors] != ["generator", "discriminator"]:
+    *first, last = map(read_stored, names)
+    if last.role == "generator" and not last.form.predicts_alone:
+        last = last._replace(role="discriminator", weights=partial(encoder_of, last))
+    if first and (first[0].role, last.role) != ("generator", "discriminator"):
         raise ConfigError(
             f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
             " model of another class"
         )
-    inside = donors[0].folder / "generator"
-    if donors[0].role == "discriminator" and inside.is_dir():
-        donors.insert(0, read_model(find_folder(inside), True))
-        if (inside / SAMPLING_HEAD).is_file():
-            objective = str(read_config(donors[1].folder).get(SAMPLING, {}).get("objective"))
-            donors.append(donors[0]._replace(role="sampling head", weights=partial(_head, inside), objective=objective))
-    return tuple(donors)
-
-
-def _head(folder: Path) -> dict[str, Tensor]:
-    """Returns the weights of an exported sampling head by this project's names."""
-    names = {"generator_predictions.": "sampler_transform.", "generator_lm_head.": "sampler_scores."}
-    names |= {theirs: renamed(ours, names) for ours, theirs in HEADS.items() if ours.startswith("generator_")}
-    return {renamed(name, names): weight for name, weight in read_weights(folder, SAMPLING_HEAD).items()}
-
-
-def read_model(folder: Path, first_of_two: bool = False) -> Donor:
-    """Returns the model in a folder: a generator if it is an `ElectraForMaskedLM`, or a `ModernBertForMaskedLM` that is
-    named before a discriminator; else a discriminator. Of an `ElectraModel`, a BERT or an MPNet only the encoder is
-    used.
-
-    Raises:
-        ConfigError: it is none of these, its output matrix is not its word embeddings, or it has settings that this
-            implementation lacks.
-    """
-    values = read_config(folder)
-    model_type = values.get("model_type")
-    modern, predicts = model_type == MODERN_TYPE, "ForMaskedLM" in str(values.get("architectures"))
-    predicts = predicts and (first_of_two if modern else model_type not in CONVERTED)
-    if predicts and not values.get("tie_word_embeddings", True):
+    donors = family(last, *first)
+    generator = donors[0]
+    if generator.role != "generator":
+        return donors
+    if generator.settings.get("tie_word_embeddings", True):
+        return (generator._replace(weights=partial(without_matrix, generator)), *donors[1:])
+    if not generator.form.folds:
         raise ConfigError(
-            f"init_from: {folder} has tie_word_embeddings False, expected True: the output matrix is the word"
-            " embeddings here; name a generator trained with tied embeddings, or the run folder that it was exported"
-            " from"
+            f"init_from: {generator.folder} has tie_word_embeddings False, expected True: the output matrix is the word"
+            " embeddings here; name a generator trained with tied embeddings"
         )
+    return unfolded(*donors)
 
-    def weights() -> dict[str, Tensor]:
-        found = read_weights(folder)
-        if model_type in CONVERTED:
-            return electra_weights(found, model_type)
-        if modern:
-            headed = predicts or (
-                "ForTokenClassification" in str(values.get("architectures"))
-                and len(found.get("classifier.weight", ())) < 2  # several labels: a head for another task
-            )
-            unfold = unfolded(found, role).items()
-            found = {name: weight for name, weight in unfold if headed or name.startswith("electra.")}
-        output_matrix = found.pop(OUTPUT_MATRIX, None) if predicts else None
-        if output_matrix is not None and WORDS in found and not torch.equal(output_matrix, found[WORDS]):
-            raise ConfigError(
-                f"init_from: {OUTPUT_MATRIX} of {folder} differs from its word embeddings, which are the output"
-                " matrix here; name a generator trained with tied embeddings"
-            )
-        bare = not any(name.startswith("electra.") for name in found)  # an `ElectraModel`
-        return {f"electra.{name}" if bare else name: weight for name, weight in found.items()}
 
-    config = read_any_config(folder) if modern else read_encoder_config(folder, electra_settings(values))
-    role: Literal["generator", "discriminator"] = "generator" if predicts else "discriminator"
-    return Donor(role, folder, config, folder, weights)
+def encoder_of(model: Stored) -> dict[str, Tensor]:
+    return {name: weight for name, weight in model.weights().items() if name.startswith("electra.")}
+
+
+def without_matrix(generator: Stored) -> dict[str, Tensor]:
+    """Returns a generator's weights without its output matrix, which must be its word embeddings."""
+    weights = generator.weights()
+    matrix = weights.pop(OUTPUT_MATRIX, None)
+    if matrix is not None and WORDS in weights and not torch.equal(matrix, weights[WORDS]):
+        raise ConfigError(
+            f"init_from: {OUTPUT_MATRIX} of {generator.folder} differs from its word embeddings, which are the output"
+            " matrix here; name a generator trained with tied embeddings"
+        )
+    return weights
+
+
+def unfolded(generator: Stored, discriminator: Stored, *head: Stored) -> Donors:
+    """Returns the donors with the projections that an export multiplied into the tables of a narrow generator and its
+    sampling head: the tables divided by the discriminator's word embeddings or, if it had its own, by a basis.
+    """
+    size, folded = discriminator.config.embedding_size, (generator, *head)
+
+    @cache
+    def weights() -> list[dict[str, Tensor]]:
+        found, words_VE = [one.weights() for one in folded], discriminator.weights()[WORDS].double()
+        matrices = [own.pop(f"{HEADS[one.role][1]}.weight") for own, one in zip(found, folded, strict=True)]
+        tables_VX = torch.cat([found[0][WORDS], *matrices], 1).double()
+        factors_EX = torch.linalg.lstsq(words_VE, tables_VX).solution
+        if (words_VE @ factors_EX - tables_VX).abs().max() > 1e-4 * tables_VX.abs().max():
+            basis_VX, scale_X, rest_XX = torch.linalg.svd(tables_VX, full_matrices=False)
+            rank = min(size, len(scale_X))
+            words_VE = F.pad((basis_VX * scale_X)[:, :rank], (0, size - rank))
+            factors_EX = F.pad(rest_XX[:rank], (0, 0, 0, size - rank))
+        into_EH, *out_EH = factors_EX.float().split(generator.config.hidden_size, 1)
+        found[0] |= {WORDS: words_VE.float(), "electra.embeddings_project.weight": into_EH.T}
+        for own, one, factor_EH in zip(found, folded, out_EH, strict=True):
+            own[f"{HEADS[one.role][0]}.embeddings_project.weight"] = factor_EH
+        return found
+
+    config = dataclasses.replace(generator.config, embedding_size=size)
+    read = [partial(lambda place: dict(weights()[place]), place) for place in range(len(folded))]
+    first, *rest = (one._replace(config=config, weights=get) for one, get in zip(folded, read, strict=True))
+    return (first, discriminator, *rest)
 
 
 def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
@@ -164,7 +136,7 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
                 " name one of them, or choose another objective"
             )
         generator, discriminator = None, known
-    if type(known) is not type(run.model.discriminator(vocab_size=1)):
+    if donors[-1].form.parts is not run.model.parts:
         raise ConfigError(
             f"init_from: the encoder of {donors[-1].folder} is of another kind than model.backbone"
             f" {run.model.backbone}; choose a preset with its kind"
@@ -176,7 +148,7 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
     width = head_size * heads
     share = run.model.generator_hidden_size / run.model.hidden_size
     sizes = {
-        **{name: getattr(known, name) for name in KEPT if name in type(run.model).model_fields},
+        **{name: value for name, value in vars(known).items() if name in type(run.model).model_fields.keys() - FREE},
         "layers": known.num_hidden_layers,
         "hidden_size": width,
         "heads": heads,
@@ -263,7 +235,8 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
                 {name: part for name, part in model.named_children() if name.startswith("sampler_")}
             )
             parts = [*modules]
-            if donor.objective != model.objective.name or weights.keys() != modules.state_dict().keys():
+            objective = donor.settings.get(SAMPLING, {}).get("objective")
+            if objective != model.objective.name or weights.keys() != modules.state_dict().keys():
                 continue
         else:
             place = donor.role if donor.role in model.exports else "."
@@ -288,7 +261,7 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
     return loaded
 
 
-def extended(weights: Mapping[str, Tensor], config: Any, donor: Donor, tokenizer: Path) -> dict[str, Tensor]:
+def extended(weights: Mapping[str, Tensor], config: Any, donor: Stored, tokenizer: Path) -> dict[str, Tensor]:
     """Returns the donor's weights with rows added for the positions and tokens of `config` that it lacks.
 
     Positions repeat from the first. A new token is the mean of its pieces under the donor's tokenizer. Rows beyond the

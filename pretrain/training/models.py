@@ -12,10 +12,13 @@ from foundation.config import ConfigError, counted
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights, require_fit
-from pretrain.huggingface.init_from import PER_TOKEN, Donor, Donors, find_models, load_donors, load_parts
+from pretrain.huggingface.export import sampling_of
+from pretrain.huggingface.forms import DISCRIMINATOR, form_of
+from pretrain.huggingface.init_from import PER_TOKEN, Donors, find_models, load_donors, load_parts
+from pretrain.huggingface.stored import SAMPLING, Role, Stored
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.model.encoder import Stack
+from pretrain.model.encoder import EncoderSizes, Stack
 from pretrain.training.run_folder import CHECKPOINTS, DESCRIPTION, RunDescription, data_of, read_run
 
 
@@ -112,14 +115,19 @@ def donors_of(description: RunDescription, folder: Path, load_model: Callable[[]
 
     run, tokenizer = description.run, folder / "tokenizer"
     kind = objective_class(run.objective.name)
+    settings = {SAMPLING: sampling_of(run.objective, description.mask_share).model_dump()}
+
+    def stored(role: Role, config: EncoderSizes, read: Callable[[], dict[str, Tensor]]) -> Stored:
+        return Stored(role, folder, form_of(config, DISCRIMINATOR), config, tokenizer, read, settings)
+
     first, *others = kind.encoders(run.model, description.vocab_size)
     if not others:
         predicts = isinstance(run.objective, PredictionConfig)
-        return (Donor("generator" if predicts else "discriminator", folder, first, tokenizer, lambda: weights(".")),)
+        return (stored("generator" if predicts else "discriminator", first, lambda: weights(".")),)
     return (
-        Donor("generator", folder, first, tokenizer, lambda: weights("generator")),
-        Donor("discriminator", folder, others[0], tokenizer, lambda: weights(".")),
-        Donor("sampling head", folder, first, tokenizer, sampling_head, run.objective.name),
+        stored("generator", first, lambda: weights("generator")),
+        stored("discriminator", others[0], lambda: weights(".")),
+        stored("sampling head", first, sampling_head),
     )
 
 

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, BertTokenizer, MPNetTokenizer
 
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions
@@ -318,6 +319,56 @@ def test_a_folder_without_tokenizer_json_normalizes_text_as_its_configuration_sa
         assert open_tokenizer(str(name)).encode(["Élan 漢字"])[0].tolist() == [5, 7]
     (tmp_path / "other.txt").write_text("\n".join([*SPECIAL_TOKENS, "elan"]))
     assert open_tokenizer(str(tmp_path / "other.txt")).encode(["Élan 漢字"])[0].tolist() == [5, 1, 1]
+
+
+SAVED = {
+    "added_tokens.json": {"added_tokens.json": {"covid-19": 10, "<url>": 11}},
+    "tokenizer_class": {"tokenizer_config.json": {"tokenizer_class": "BertJapaneseTokenizer"}},
+    "<url>": {"special_tokens_map.json": {"additional_special_tokens": ["<url>"]}},
+}
+
+
+@pytest.mark.parametrize("named", SAVED)
+def test_a_file_or_setting_that_a_vocab_txt_does_not_hold_is_refused_by_name(tmp_path, named):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "the", "of", "covid", "-", "19"]) + "\n")
+    for name, values in SAVED[named].items():
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=f"vocab: .*{named}"):
+        open_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("setting", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_a_setting_that_contradicts_tokenizer_json_is_refused_by_name(vocab, tmp_path, setting):
+    BertTokenizer(str(vocab), do_lower_case=True, strip_accents=True).save_pretrained(tmp_path)
+    open_tokenizer(str(tmp_path))
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {setting: False}))
+    with pytest.raises(ConfigError, match=rf"config\.json has {setting} false, but tokenizer\.json has \w+ true"):
+        open_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_special_tokens_have_the_ids_that_their_folder_names(tmp_path, whole):
+    """MPNet's folders also hold BERT's, at other ids; a placeholder in a text keeps its one id."""
+    marks = {"cls": "<s>", "sep": "</s>", "pad": "<pad>", "mask": "<mask>", "unk": "[UNK]"}
+    words = [*marks.values(), "[PAD]", "[CLS]", "[SEP]", "[MASK]", "<url>", "the", "of", "<", "/", ">", "s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    named = {f"{name}_token": token for name, token in marks.items()}
+    reference = MPNetTokenizer(str(tmp_path / "vocab.txt"), additional_special_tokens=["<url>"], **named)
+    reference.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "vocab.txt").write_bytes((tmp_path / "vocab.txt").read_bytes())
+    if not whole:
+        (tmp_path / "saved" / "tokenizer.json").unlink()
+    ours = open_tokenizer(str(tmp_path / "saved"))
+    assert {name: words[number] for name, number in ours.special} == marks
+    text = "The <url> of the"
+    expected = reference(text, add_special_tokens=False)["input_ids"]
+    assert "<url>" in [words[number] for number in expected]
+    ours.save(tmp_path / "again")
+    for tokenizer in (ours, SubwordTokenizer.load(tmp_path / "again")):
+        assert tokenizer.encode([text])[0].tolist() == expected
+    assert AutoTokenizer.from_pretrained(tmp_path / "again")(text)["input_ids"] == [0, *expected, 1]
+    assert len(ours.encode(["<s>"])[0]) == 3  # text, not structure
 
 
 def test_the_hash_distinguishes_vocabularies(vocab, tmp_path):

@@ -70,6 +70,35 @@ def stock_generator(stock_model: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def modern_model(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A randomly initialized ModernBERT with one label per token, as which a modern encoder is exported."""
+    from transformers import AutoTokenizer, ModernBertConfig, ModernBertForTokenClassification
+
+    folder = tmp_path_factory.mktemp("modern")
+    tokenizer = AutoTokenizer.from_pretrained(stock_model, model_input_names=["input_ids", "attention_mask"])
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
+    config = ModernBertConfig(vocab_size=len(tokenizer), num_labels=1, local_attention=8, pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    ModernBertForTokenClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bert_model(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A randomly initialized BERT with its masked language model's head."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    folder = tmp_path_factory.mktemp("bert")
+    tokenizer = AutoTokenizer.from_pretrained(stock_model)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of this project with relative positions: exported after 20 steps of HP_Loss on real text."""
     folder = tmp_path_factory.mktemp("pretrained")

@@ -40,7 +40,7 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.export import SAMPLING_HEAD, Sampling
+from pretrain.huggingface.stored import SAMPLING_HEAD, Sampling
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
@@ -226,7 +226,10 @@ def test_the_cards_function_a_run_and_its_export_agree_and_follow_the_runs_own_s
     with contextlib.redirect_stdout(io.StringIO()):
         exec(snippet, names)
     for sentence in ENGLISH:
-        np.testing.assert_array_equal(found[sentence]["likelihood"], of_run[sentence]["likelihood"])
+        rounding = 1e-5 if preset == "modern_tiny" else 0  # projections multiplied into the generator's tables
+        np.testing.assert_allclose(
+            found[sentence]["likelihood"], of_run[sentence]["likelihood"], rtol=rounding, atol=rounding
+        )
         by_card = names["log_likelihood"](sentence).item()
         assert by_card == pytest.approx(found[sentence]["likelihood"].sum(), abs=1e-4, rel=1e-5)
     (out / "generator" / SAMPLING_HEAD).unlink(missing_ok=True)

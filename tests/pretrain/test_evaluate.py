@@ -17,7 +17,7 @@ from foundation.config import ConfigError
 from pretrain.evaluate import EvaluateOptions, main
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.training.models import build_model, load_trained
 from pretrain.training.run_folder import read_run
 from tests.pretrain.conftest import SAMPLERS
@@ -186,7 +186,7 @@ def test_a_masked_language_model_uses_the_same_commands(trained_mlm: Path, tmp_p
     export(ExportOptions(run=trained_mlm, out=tmp_path / "out"))
     theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    ours = load_encoder(tmp_path / "out").state_dict()  # the starting point of fine-tuning
+    ours = read_stored(tmp_path / "out").encoder().state_dict()  # the starting point of fine-tuning
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.electra.state_dict().items())
 
 
@@ -228,7 +228,7 @@ def test_an_objective_is_trained_resumed_evaluated_and_exported(
     main(EvaluateOptions(runs=(run,), objective=(objective,), sequences=16, batch_size=8))
     assert (run / "evaluation" / "metrics.json").is_file()
     export(ExportOptions(run=run, objective=(objective,), out=tmp_path / "out"))
-    load_encoder(tmp_path / "out")
+    read_stored(tmp_path / "out").encoder()
 
 
 def test_an_evaluation_does_not_depend_on_its_batch_size(trained_run: Path) -> None:
@@ -309,7 +309,7 @@ def test_if_all_checkpoints_are_damaged_that_is_one_clear_error_else_intact_ones
 def test_a_runs_export_contains_its_trained_discriminator(trained_run: Path, tmp_path: Path) -> None:
     export(ExportOptions(run=trained_run, out=tmp_path / "out"))
     model, _ = load_trained(trained_run)
-    exported = load_encoder(tmp_path / "out").state_dict()
+    exported = read_stored(tmp_path / "out").encoder().state_dict()
     assert all(torch.equal(exported[name], weight) for name, weight in model.discriminator.state_dict().items())
     assert (tmp_path / "out" / "generator" / "model.safetensors").is_file()
     assert "6 of 6 steps" in (tmp_path / "out" / "README.md").read_text()

@@ -16,7 +16,7 @@ from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, load, save
 from pretrain.export import ExportOptions, main
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
@@ -76,7 +76,7 @@ def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
         save(run / CHECKPOINTS, step, EngineState(step, {}, weights, state.moments), {}, keep_last=9)
     main(ExportOptions(run=run, out=tmp_path / "out", step="3", average=3))
     assert capsys.readouterr().out.endswith(f"to {tmp_path / 'out'}, averaged over 3 checkpoints\n")
-    exported, first = load_encoder(tmp_path / "out").state_dict(), state.weights
+    exported, first = read_stored(tmp_path / "out").encoder().state_dict(), state.weights
     for name in ("encoder.layer.0.intermediate.dense.weight", "encoder.layer.1.attention.self.key.weight"):
         assert torch.allclose(exported[name], 3 * first[f"discriminator.{name}"], rtol=1e-6)  # (1 + 3 + 5) / 3
     card = (tmp_path / "out" / "README.md").read_text()

@@ -25,7 +25,7 @@ from finetune.glue.tasks import TASKS, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run, train
 from finetune.tokens import Features, epoch_batches
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import cola_folder, stock_model  # noqa: F401  (fixtures)
@@ -131,7 +131,7 @@ def test_the_first_losses_are_those_of_the_trainer(stock_model: Path, cola_folde
     data = load_task(TASKS["CoLA"], str(cola_folder))
     tokenizer = load_tokenizer(stock_model)
     job = make_job(TASKS["CoLA"], TaskData(data.train[:200], data.dev), tokenizer, SETTINGS)  # whole batches only
-    encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder = read_stored(stock_model).encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     run = Run(encoder, job, SETTINGS, 1, FP32, start_processes())
     lengths = [len(ids) for ids in job.train.input_ids]
     batches = epoch_batches(lengths, SETTINGS.batch_size, SETTINGS.length_pool, run.seed, 0)

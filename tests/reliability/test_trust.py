@@ -23,8 +23,8 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, load_weights, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.export import SAMPLING_HEAD
-from pretrain.huggingface.folders import MODEL_FILE
+from pretrain.huggingface.forms import MODEL_FILE
+from pretrain.huggingface.stored import SAMPLING_HEAD
 from pretrain.presets import PRESETS, with_objective
 from pretrain.training.models import build_model
 from pretrain.training.run_folder import CHECKPOINTS, RunDescription, describe, write_run

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.method.registry import LOADED, LoadedSampler, load_objective
 from tests.conftest import REPOSITORY
 from tests.warm import run
@@ -112,7 +112,7 @@ def test_it_is_evaluated_under_its_own_distribution_and_its_export_loads_in_tran
     assert f"# {LOADED[load_objective(sampler)].kind.title}\n" in card and f"| {key} | {value} |" in card
     assert ("| MLM accuracy |" in card) == has_generator
     weights = load_file(trained / "checkpoints/step-00000004/weights.safetensors")
-    for name, weight in load_encoder(tmp_path / "out").state_dict().items():
+    for name, weight in read_stored(tmp_path / "out").encoder().state_dict().items():
         assert torch.equal(weight, weights.get(f"discriminator.{name}", weights.get(f"generator.{name}")))
     assert AutoModelForPreTraining.from_pretrained(tmp_path / "out", trust_remote_code=True).config.vocab_size == 300
 

@@ -15,7 +15,7 @@ from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, TaskData
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
 from finetune.tokens import Features, collate
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 from tests.finetune.running.test_train import SETTINGS
@@ -42,7 +42,7 @@ def run(stock_model: Path) -> Run:
         dev=dev,
         tests={},
     )
-    made = Run(load_encoder(stock_model), job, SETTINGS, 1, CONFIG, start_processes())
+    made = Run(read_stored(stock_model).encoder(), job, SETTINGS, 1, CONFIG, start_processes())
     torch.manual_seed(0)
     for weight in made.engine.module.parameters():
         if weight.dim() > 1:
@@ -90,7 +90,7 @@ def test_unlabeled_examples_become_a_submission_and_labeled_ones_are_scored_too(
     }
     data = TaskData(examples, dict.fromkeys(TASKS["MNLI"].dev_splits, examples), tests)
     made_job = make_job(TASKS["MNLI"], data, load_tokenizer(stock_model), SETTINGS)
-    made = Run(load_encoder(stock_model), made_job, SETTINGS, 1, CONFIG, start_processes())
+    made = Run(read_stored(stock_model).encoder(), made_job, SETTINGS, 1, CONFIG, start_processes())
     made.engine.module.eval()
     metrics, files, _ = made_job.predict_tests(made.engine.module, made.world)
     assert metrics == {"AX": {"matthews": 0.0}}

@@ -100,7 +100,10 @@ def kept_model(output: Path) -> tuple[Path, Path]:
 
 
 @with_every_transformers
-@pytest.mark.parametrize(("model", "head"), [("stock_model", "electra"), ("pretrained_model", "hf")])
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [("stock_model", "electra"), ("pretrained_model", "hf"), ("modern_model", "electra"), ("bert_model", "electra")],
+)
 def test_a_pipeline_elsewhere_classifies_as_the_run_did(
     model: str,
     head: str,
@@ -141,10 +144,17 @@ def test_a_pipeline_elsewhere_gives_a_regressions_score(
 
 
 @with_every_transformers
+@pytest.mark.parametrize("model", ["pretrained_model", "modern_model"])
 def test_a_pipeline_elsewhere_tags_as_the_run_did(
-    python: str, elsewhere: Elsewhere, pretrained_model: Path, tagging_folder: Path, tmp_path: Path
+    model: str,
+    python: str,
+    elsewhere: Elsewhere,
+    tagging_folder: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    given = {"model": str(pretrained_model), "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
+    source = str(request.getfixturevalue(model))
+    given = {"model": source, "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
     run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
     folder, answers = kept_model(tmp_path / "out")
     tokenizer = open_model(str(folder)).tokenizer
@@ -162,11 +172,20 @@ def test_a_pipeline_elsewhere_tags_as_the_run_did(
 
 
 @with_every_transformers
-@pytest.mark.parametrize("head", ["electra", "xlnet"])
+@pytest.mark.parametrize(
+    ("model", "head"), [("stock_model", "electra"), ("stock_model", "xlnet"), ("modern_model", "electra")]
+)
 def test_the_class_elsewhere_answers_as_the_run_did(
-    head: str, python: str, elsewhere: Elsewhere, stock_model: Path, squad_folder: Path, tmp_path: Path
+    model: str,
+    head: str,
+    python: str,
+    elsewhere: Elsewhere,
+    squad_folder: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    given = {"model": str(stock_model), "data_dir": squad_folder, "output": tmp_path / "out", "head": head}
+    source = str(request.getfixturevalue(model))
+    given = {"model": source, "data_dir": squad_folder, "output": tmp_path / "out", "head": head}
     run_queue(
         SquadOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8}),
     )

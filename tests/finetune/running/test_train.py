@@ -26,7 +26,7 @@ from finetune.tokens import collate, epoch_batches
 from foundation.config import ConfigError
 from foundation.ordering import key_of
 from pretrain.engine.optim import decays, learning_rate
-from pretrain.huggingface.folders import load_encoder, save_folder
+from pretrain.huggingface.stored import read_stored, write
 from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from tests.conftest import REPOSITORY
@@ -102,12 +102,12 @@ def test_a_run_is_plain_adamw_with_layer_wise_decay(
 ) -> None:
     torch.manual_seed(key_of(SEED, 0))
     expected = SequenceClassifier(
-        load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), 2
+        read_stored(stock_model).encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), 2
     )
     plain_adamw(expected, job, SETTINGS)
 
     torch.manual_seed(key_of(SEED, 0))
-    encoder = load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder = read_stored(stock_model).encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     run = Run(encoder, job, SETTINGS, SEED, deepspeed_file(tmp_path, micro=4), world)
     run.train()
     for name, weight in run.engine.module.named_parameters():
@@ -193,15 +193,15 @@ def test_a_model_with_relative_positions_trains_their_table(job: GlueJob, world:
     encoder = ElectraEncoder(config)
     before = encoder.encoder.relative_attention_bias.weight.detach().clone()
     weights = {f"electra.{name}": weight for name, weight in encoder.state_dict().items()}
-    save_folder(tmp_path / "ours", "ElectraForPreTraining", config, weights, pad_token_id=0)
-    run = Run(load_encoder(tmp_path / "ours"), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+    write(tmp_path / "ours", "ElectraForPreTraining", config, weights, {"pad": 0}, {})
+    run = Run(read_stored(tmp_path / "ours").encoder(), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
     after = run.engine.module.electra.encoder.relative_attention_bias.weight
     assert 1e-5 < (after - before).abs().max() < 0.1
 
 
 def test_a_finished_run_deletes_its_model(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
-    run = Run(load_encoder(stock_model), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
+    run = Run(read_stored(stock_model).encoder(), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
     weight = weakref.ref(run.engine.module)
     del run
@@ -305,7 +305,7 @@ def test_loss_and_stop_requests_share_one_all_reduce_per_batch(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Saving(tmp_path / "run", never)
-    run = Run(load_encoder(stock_model), job, WITH_DROPOUT, 5, deepspeed_file(tmp_path), world, keeper)
+    run = Run(read_stored(stock_model).encoder(), job, WITH_DROPOUT, 5, deepspeed_file(tmp_path), world, keeper)
     sums, plain = [], dist.all_reduce
 
     def counted(tensor: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad, rea
 from finetune.squad.head import SpanBeams
 from finetune.squad.job import SquadJob, best_spans, make_job, merge
 from finetune.squad.metrics import evaluate, evaluate_squad1
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig
 from tests.conftest import REPOSITORY
@@ -56,7 +56,7 @@ def learn(job: SquadJob, encoder: ElectraEncoder, world: World) -> Run:
 
 def encoder_of(stock_model: Path) -> ElectraEncoder:
     torch.manual_seed(0)
-    return load_encoder(stock_model, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return read_stored(stock_model).encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 @pytest.mark.parametrize(

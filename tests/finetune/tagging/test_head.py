@@ -6,14 +6,14 @@ import torch
 
 from finetune.tagging.job import TokenClassifier
 from finetune.tokens import Batch
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 
 
 def test_the_logits_are_those_of_electra_for_token_classification(stock_model: Path) -> None:
     from transformers import ElectraForTokenClassification
 
     theirs = ElectraForTokenClassification.from_pretrained(stock_model, num_labels=5).eval()
-    ours = TokenClassifier(load_encoder(stock_model), 5).eval()
+    ours = TokenClassifier(read_stored(stock_model).encoder(), 5).eval()
     ours.head.load_state_dict(theirs.classifier.state_dict())
     ids_BL = torch.randint(5, 45, (3, 12), generator=torch.manual_seed(0))
     mask_BL = torch.arange(12) < torch.tensor([[12], [7], [3]])
@@ -26,6 +26,6 @@ def test_the_logits_are_those_of_electra_for_token_classification(stock_model: P
 
 def test_the_head_starts_as_hugging_faces(stock_model: Path) -> None:
     torch.manual_seed(0)
-    head = TokenClassifier(load_encoder(stock_model), 2_000).head
+    head = TokenClassifier(read_stored(stock_model).encoder(), 2_000).head
     assert head.bias.abs().max() == 0
     assert abs(head.weight.std().item() - 0.02) < 5e-4

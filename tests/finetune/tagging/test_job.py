@@ -16,7 +16,7 @@ from finetune.running.train import Run
 from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging
 from finetune.tagging.job import TaggingJob, make_job
 from finetune.tokens import IGNORED, collate
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 
@@ -25,7 +25,7 @@ CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 
 
 def make_run(stock_model: Path, job: TaggingJob) -> Run:
-    made = Run(load_encoder(stock_model), job, SETTINGS, 1, CONFIG, start_processes())
+    made = Run(read_stored(stock_model).encoder(), job, SETTINGS, 1, CONFIG, start_processes())
     made.engine.module.eval()
     return made
 

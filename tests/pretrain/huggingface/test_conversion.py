@@ -9,7 +9,8 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, MPNetConfig, MP
 
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.huggingface.init_from import WORDS, read_model
+from pretrain.huggingface.forms import WORDS
+from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from pretrain.training.models import initial_model
 from pretrain.training.options import RunOptions
@@ -59,13 +60,13 @@ def test_a_bert_starts_the_discriminators_encoder_with_equal_states(
 
 def test_weights_under_the_original_berts_names_are_the_same(tmp_path: Path) -> None:
     save(BertModel, BertConfig(**SIZES), tmp_path)
-    before, path = read_model(tmp_path).weights(), tmp_path / "model.safetensors"
+    before, path = read_stored(tmp_path).weights(), tmp_path / "model.safetensors"
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight
         for name, weight in load_file(path).items()
     }
     save_file({f"bert.{name}": weight for name, weight in old.items()}, path)
-    again = read_model(tmp_path).weights()
+    again = read_stored(tmp_path).weights()
     assert before.keys() == again.keys() and all(torch.equal(before[name], again[name]) for name in before)
 
 
@@ -98,6 +99,6 @@ def test_another_class_than_its_name_says_lacks_weights(shards_folder: Path, tmp
     path = tmp_path / "bert" / "model.safetensors"
     weights = load_file(path)
     save_file({name: weight for name, weight in weights.items() if "layer.1." not in name}, path)
-    assert WORDS in read_model(tmp_path / "bert").weights()
+    assert WORDS in read_stored(tmp_path / "bert").weights()
     with pytest.raises(ConfigError, match=r"lacks 16 weights of its configuration, such as electra\.encoder\.layer\.1"):
         start(shards_folder, tmp_path / "bert")

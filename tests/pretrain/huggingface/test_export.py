@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer, ElectraForMaskedLM, ElectraFo
 
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
-from pretrain.huggingface.folders import load_encoder
+from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from tests.conftest import REPOSITORY
 from tests.pretrain.conftest import SMALL_MODEL, new_model
@@ -39,7 +39,7 @@ def stock_shaped() -> Electra:
 def test_the_loaded_discriminator_gives_the_models_logits(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(stock_shaped, tokenizer, "# card\n", tmp_path / "out", 0.15)
     theirs, loading = ElectraForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     visible = batch.attention_mask_BL
@@ -51,7 +51,7 @@ def test_the_loaded_discriminator_gives_the_models_logits(
 def test_the_loaded_generator_gives_the_models_logits(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(stock_shaped, tokenizer, "# card\n", tmp_path / "out", 0.15)
     theirs, loading = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator", output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     hidden = stock_shaped.generator(*inputs.values())
@@ -74,8 +74,8 @@ def test_of_separate_embeddings_each_folder_carries_what_its_encoder_adds_up(
         own = torch.nn.init.normal_(discriminators.get_parameter(name))
         disentangled = sharing == "gdes" and name in ("word_embeddings.weight", "position_embeddings.weight")
         expected[name] = weight + own if disentangled else own
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
-    ours = load_encoder(tmp_path / "out")
+    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    ours = read_stored(tmp_path / "out").encoder()
     assert {name: weight.tolist() for name, weight in ours.embeddings.named_parameters()} == {
         name: weight.tolist() for name, weight in expected.items()
     }
@@ -85,15 +85,15 @@ def test_of_separate_embeddings_each_folder_carries_what_its_encoder_adds_up(
     visible = batch.attention_mask_BL
     logits = model.discriminator_predictions(model.discriminator(*inputs.values()))
     assert (theirs.eval()(**inputs).logits - logits)[visible].abs().max().item() < 1e-5
-    loaded = load_encoder(tmp_path / "out" / "generator").state_dict()
+    loaded = read_stored(tmp_path / "out" / "generator").encoder().state_dict()
     assert all(torch.equal(loaded[name], weight) for name, weight in model.generator.state_dict().items())
 
 
 def test_weights_are_bitwise_equal_and_the_tokenizer_is_included(
     stock_shaped: Electra, tokenizer: Path, tmp_path: Path
 ) -> None:
-    export(stock_shaped, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
-    loaded = load_encoder(tmp_path / "out").state_dict()
+    export(stock_shaped, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    loaded = read_stored(tmp_path / "out").encoder().state_dict()
     assert all(torch.equal(loaded[name], weight) for name, weight in stock_shaped.discriminator.state_dict().items())
     assert AutoTokenizer.from_pretrained(tmp_path / "out")("yes no")["input_ids"] == [2, 5, 6, 3]
 
@@ -103,10 +103,10 @@ def test_a_model_with_relative_positions_is_not_mistaken_for_a_stock_one(
 ) -> None:
     """Stock classes would silently drop the table and compute something else."""
     model = make_electra()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
     with pytest.raises(ValueError, match="trust_remote_code"):
         AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
-    table = load_encoder(tmp_path / "out").encoder.relative_attention_bias.weight
+    table = read_stored(tmp_path / "out").encoder().encoder.relative_attention_bias.weight
     assert torch.equal(table, model.discriminator.encoder.relative_attention_bias.weight)
 
 
@@ -125,7 +125,7 @@ def test_every_auto_class_loads_an_export_where_this_project_is_not_installed(
     tmp_path: Path,
 ) -> None:
     model = make_electra().eval()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
     torch.save(inputs, tmp_path / "inputs.pt")
     (tmp_path / "elsewhere").mkdir()
     script = REPOSITORY / "tests/pretrain/huggingface/elsewhere.py"
@@ -157,7 +157,7 @@ def test_every_auto_class_loads_an_export_where_this_project_is_not_installed(
         assert torch.equal(results[f"AutoModelForMultipleChoice/electra.{name}"], weight)
     for name, weight in model.generator.state_dict().items():
         assert torch.equal(results[f"AutoModelForMaskedLM/electra.{name}"], weight)
-    again = load_encoder(tmp_path / "results-again").state_dict()  # saved by Hugging Face, read by us
+    again = read_stored(tmp_path / "results-again").encoder().state_dict()  # saved by Hugging Face, read by us
     assert all(torch.equal(again[name], weight) for name, weight in model.discriminator.state_dict().items())
 
 
@@ -166,7 +166,7 @@ def test_the_tokenizer_loads_on_a_terminal_without_a_question_and_without_the_co
     python: str, make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
 ) -> None:
     """On a real terminal, where transformers asks whether to run the code of a folder when it is not told."""
-    export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(make_electra(), tokenizer, "# card\n", tmp_path / "out", 0.15)
     program = (
         "import sys; from transformers import AutoTokenizer;"
         "print(AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=False)('yes no')['input_ids']);"

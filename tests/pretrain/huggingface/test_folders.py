@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import ElectraConfig, ElectraForPreTraining
 
 from foundation.config import ConfigError
-from pretrain.huggingface.folders import load_encoder, read_weights, save_folder
+from pretrain.huggingface.folders import read_weights
+from pretrain.huggingface.stored import read_stored, write
 
 SIZES = {
     "vocab_size": 50,
@@ -31,26 +32,26 @@ def stock_folder(tmp_path: Path) -> Path:
 
 def test_a_stock_electra_loads_with_bitwise_equal_weights(stock_folder: Path) -> None:
     theirs = ElectraForPreTraining.from_pretrained(stock_folder).electra.state_dict()
-    ours = load_encoder(stock_folder).state_dict()
+    ours = read_stored(stock_folder).encoder().state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_random_weights_keep_the_shape_and_changes_reach_the_configuration(stock_folder: Path) -> None:
-    fresh = load_encoder(stock_folder, random_weights=True, hidden_dropout_prob=0.3)
-    trained = load_encoder(stock_folder)
+    fresh = read_stored(stock_folder).encoder(random_weights=True, hidden_dropout_prob=0.3)
+    trained = read_stored(stock_folder).encoder()
     assert fresh.config.hidden_dropout_prob == 0.3
     assert [p.shape for p in fresh.parameters()] == [p.shape for p in trained.parameters()]
     assert not torch.equal(next(fresh.parameters()), next(trained.parameters()))
 
 
 def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder: Path) -> None:
-    encoder = load_encoder(stock_folder, random_weights=True)
+    encoder = read_stored(stock_folder).encoder(random_weights=True)
     config = encoder.config.__class__(**{**encoder.config.__dict__, "relative_position": True})
     relative = encoder.__class__(config)
     weights = {f"electra.{name}": weight for name, weight in relative.state_dict().items()}
-    save_folder(tmp_path / "ours", "ElectraForPreTraining", config, weights, pad_token_id=0)
-    loaded = load_encoder(tmp_path / "ours")
+    write(tmp_path / "ours", "ElectraForPreTraining", config, weights, {"pad": 0}, {})
+    loaded = read_stored(tmp_path / "ours").encoder()
     assert loaded.config == config
     table = relative.encoder.relative_attention_bias.weight
     assert torch.equal(loaded.encoder.relative_attention_bias.weight, table)
@@ -59,7 +60,7 @@ def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"model_type": "bert"}, "model_type 'bert'; name an ELECTRA model"),
+        ({"model_type": "roberta"}, "model_type 'roberta'; expected one of electra, electra_sampler, modernbert"),
         ({"hidden_act": "relu"}, "hidden_act: got 'relu', expected: input should be 'gelu'"),
         ({"hidden_size": 48}, "do not fit its config.json"),
         ({"num_hidden_layers": 3}, "lacks 16 weights of its configuration, such as electra.encoder.layer.2"),
@@ -92,7 +93,7 @@ def test_a_folder_without_a_supported_electra_is_one_clear_error(
     path = stock_folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     with pytest.raises(ConfigError, match=message):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_configuration_that_is_no_json_object_is_one_clear_error(
 ) -> None:
     (stock_folder / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"model: .*config\.json.*{message}"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 def test_pickled_weights_are_read_only_without_safetensors_and_only_as_tensors(stock_folder: Path) -> None:
@@ -140,17 +141,17 @@ def test_a_pickle_of_anything_else_is_one_clear_error(content: object, stock_fol
     else:
         torch.save(content, path)
     with pytest.raises(ConfigError, match=r"model: cannot read .*pytorch_model\.bin: \S"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
     path.unlink()
     with pytest.raises(ConfigError, match=r"no model\.safetensors"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 def test_damaged_weights_are_one_clear_error(stock_folder: Path) -> None:
     path = stock_folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="cannot read"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 def change_weights(folder: Path, **changed: Tensor) -> None:
@@ -168,13 +169,13 @@ def test_a_distance_table_is_refused_even_if_the_configuration_does_not_mention_
     table = torch.zeros(1023, 8)
     change_weights(stock_folder, electra__encoder__layer__0__attention__self__distance_embedding__weight=table)
     with pytest.raises(ConfigError, match=r"holds 1 weight that the model .* lacks, such as .*distance_embedding"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 def test_position_ids_saved_by_old_versions_are_ignored(stock_folder: Path) -> None:
-    before = load_encoder(stock_folder).state_dict()
+    before = read_stored(stock_folder).encoder().state_dict()
     change_weights(stock_folder, electra__embeddings__position_ids=torch.arange(512)[None])
-    after = load_encoder(stock_folder).state_dict()
+    after = read_stored(stock_folder).encoder().state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
 
@@ -184,7 +185,7 @@ def test_weights_that_fp32_cannot_represent_exactly_are_refused(dtype: torch.dty
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=torch.ones(16, dtype=dtype))
     kind = str(dtype).removeprefix("torch.")
     with pytest.raises(ConfigError, match=f"LayerNorm.weight as {kind}; save it as float32, bfloat16 or float16"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -194,13 +195,13 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(value: float, dtype: tor
     weight[7] = value
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
     with pytest.raises(ConfigError, match=r"holds NaN or infinity in electra\.embeddings\.LayerNorm\.weight, expected"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 def test_weights_in_half_precision_are_loaded_exactly(stock_folder: Path) -> None:
     weight = torch.rand(16).bfloat16()
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
-    assert torch.equal(load_encoder(stock_folder).embeddings.LayerNorm.weight, weight.float())
+    assert torch.equal(read_stored(stock_folder).encoder().embeddings.LayerNorm.weight, weight.float())
 
 
 def test_weights_in_several_files_are_refused_with_a_remedy(stock_folder: Path) -> None:
@@ -208,9 +209,9 @@ def test_weights_in_several_files_are_refused_with_a_remedy(stock_folder: Path) 
     (stock_folder / "model.safetensors").unlink()
     model.save_pretrained(stock_folder, max_shard_size="10KB")
     with pytest.raises(ConfigError, match=r"weights in several files; save it as one, with a max_shard_size"):
-        load_encoder(stock_folder)
+        read_stored(stock_folder).encoder()
 
 
 def test_a_missing_folder_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        load_encoder(tmp_path / "nothing")
+        read_stored(tmp_path / "nothing").encoder()

@@ -60,7 +60,7 @@ def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electr
 
 
 def exported(model: Electra, shards: Path, out: Path) -> dict[str, dict[str, torch.Tensor]]:
-    export(model, 0, shards / "tokenizer", "", out, 0.15)
+    export(model, shards / "tokenizer", "", out, 0.15)
     return {"generator": read_weights(out / "generator"), "discriminator": read_weights(out)}
 
 

@@ -17,7 +17,8 @@ from transformers import ElectraConfig
 from pretrain.data.batches import Batch
 from pretrain.huggingface import modeling_electra_sampler as exported
 from pretrain.huggingface.export import export
-from pretrain.huggingface.folders import MODEL_FILE, load_encoder
+from pretrain.huggingface.forms import MODEL_FILE
+from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucket
 from tests.exported.models import HEADS, TINY, inputs, labels
@@ -123,7 +124,7 @@ def test_a_sequence_beyond_the_position_table_is_refused_in_words() -> None:
 def test_a_folder_carries_the_code_as_it_is_and_it_imports_torch_and_transformers_only(
     make_electra: Callable[..., Electra], tokenizer: Path, tmp_path: Path
 ) -> None:
-    export(make_electra(), 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(make_electra(), tokenizer, "# card\n", tmp_path / "out", 0.15)
     source = Path(exported.__file__).read_text()
     body = ast.parse(source).body
     imported = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
@@ -143,7 +144,7 @@ def test_weights_go_both_ways_to_the_bit(
 ) -> None:
     """Also in the layout of earlier exports, whose generator came without the output matrix."""
     model = make_electra().eval()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
     generator, loading = exported.ElectraSamplerForMaskedLM.from_pretrained(
         tmp_path / "out" / "generator", output_loading_info=True
     )
@@ -152,7 +153,7 @@ def test_weights_go_both_ways_to_the_bit(
     for name, weight in model.exported("generator").state_dict().items():
         assert torch.equal(generator.state_dict()[name], weight)
     generator.save_pretrained(tmp_path / "again")
-    again = load_encoder(tmp_path / "again").state_dict()
+    again = read_stored(tmp_path / "again").encoder().state_dict()
     assert all(torch.equal(again[name], weight) for name, weight in model.generator.state_dict().items())
     states = model.generator(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
     words = model.generator.embeddings.word_embeddings

@@ -24,9 +24,10 @@ from transformers import (
 from data_prep.manifest import load_manifest
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
+from pretrain.huggingface import forms
 from pretrain.huggingface.export import export
-from pretrain.huggingface.folders import load_encoder, read_weights
-from pretrain.huggingface.modernbert import read_modernbert
+from pretrain.huggingface.folders import read_weights
+from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from pretrain.model.config import ModernModelConfig
 from tests.pretrain.conftest import VOCABULARY, new_model
@@ -56,7 +57,7 @@ def modern() -> Electra:
 
 @pytest.fixture
 def exported(modern: Electra, tokenizer: Path, tmp_path: Path) -> Path:
-    export(modern, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(modern, tokenizer, "# card\n", tmp_path / "out", 0.15)
     return tmp_path / "out"
 
 
@@ -82,7 +83,7 @@ def test_the_loaded_generator_gives_the_models_logits(modern: Electra, exported:
 
 
 def test_an_exported_encoder_loads_here_bit_for_bit(modern: Electra, exported: Path) -> None:
-    loaded, ours = load_encoder(exported, hidden_dropout_prob=0.0), modern.discriminator
+    loaded, ours = read_stored(exported).encoder(hidden_dropout_prob=0.0), modern.discriminator
     assert loaded.config == ours.config
     assert all(torch.equal(weight, ours.state_dict()[name]) for name, weight in loaded.state_dict().items())
 
@@ -92,8 +93,8 @@ def test_of_separate_embeddings_the_discriminators_are_exported(sharing: str, to
     model = new_model("electra", MODERN.model_copy(update={"embedding_sharing": sharing})).eval()
     shared = model.generator.embeddings.word_embeddings.weight
     own = torch.nn.init.normal_(model.discriminator.embeddings.word_embeddings.weight)
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
-    table = load_encoder(tmp_path / "out").embeddings.word_embeddings.weight
+    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    table = read_stored(tmp_path / "out").encoder().embeddings.word_embeddings.weight
     assert torch.equal(table, shared + own if sharing == "gdes" else own)
 
 
@@ -111,9 +112,7 @@ def stock(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_a_stock_pair_starts_a_run_bit_for_bit(stock: tuple[str, str], shards_folder: Path, tmp_path: Path) -> None:
-    export(
-        start(shards_folder, stock, preset="modern_tiny"), 0, shards_folder / "tokenizer", "", tmp_path / "out", 0.15
-    )
+    export(start(shards_folder, stock, preset="modern_tiny"), shards_folder / "tokenizer", "", tmp_path / "out", 0.15)
     for folder, out in zip(stock, (tmp_path / "out" / "generator", tmp_path / "out"), strict=True):
         before, after = read_weights(Path(folder)), read_weights(out)
         before.pop("decoder.weight", None)  # the word embeddings a second time
@@ -126,7 +125,7 @@ def test_a_masked_language_model_alone_starts_the_discriminator(
 ) -> None:
     """Replaced-token detection continued from a ModernBERT, with a narrow generator of its own."""
     model = start(shards_folder, stock[:1], preset="modern_tiny")
-    theirs = load_encoder(stock[0]).state_dict()
+    theirs = read_stored(stock[0]).encoder().state_dict()
     assert all(torch.equal(weight, theirs[name]) for name, weight in model.discriminator.state_dict().items())
     assert model.generator.config.hidden_size < model.discriminator.config.hidden_size
     assert "these parts start fresh" in capsys.readouterr().out
@@ -147,11 +146,29 @@ def test_rows_beyond_the_tokenizers_tokens_are_left_out(
     assert "are new to the model" not in capsys.readouterr().out
 
 
-def test_an_exported_narrow_generator_names_the_run_folder_instead(exported: Path, shards_folder: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"has tie_word_embeddings False, .*, or the run folder that it was exported from"
-    ):
-        start(shards_folder, (str(exported),), preset="modern_tiny")
+@pytest.mark.parametrize("sharing", ["es", "nes", "gdes"])
+def test_an_exported_narrow_generator_starts_a_run_with_its_scores(
+    sharing: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    """Its projections, which the export multiplied into its tables, are found again."""
+    sizes = (f"model.embedding_sharing={sharing}", "seed=3")
+    first = start(shards_folder, (), preset="modern_tiny", objective="hp_dist", set=sizes)
+    for parameter in first.parameters():
+        torch.nn.init.normal_(parameter, parameter.mean().item(), 0.1)
+    export(first, shards_folder / "tokenizer", "", tmp_path / "out", 0.15)
+    again = start(shards_folder, (str(tmp_path / "out"),), preset="modern_tiny", objective="hp_dist", set=sizes)
+    ids_BL = torch.randint(5, 300, (2, 20))
+    found: list[list[torch.Tensor]] = []
+    for model in (first.eval(), again.eval()):
+        words = model.generator.embeddings.word_embeddings
+        hidden_BLH = model.generator(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
+        d_BL = model.discriminator_predictions(model.discriminator(ids_BL, torch.ones_like(ids_BL), ids_BL))
+        scores_BLV = model.generator_lm_head(model.generator_predictions(hidden_BLH), words)
+        found.append([d_BL, scores_BLV, model.sampler_scores(model.sampler_transform(hidden_BLH), words)])
+    for before, after in zip(*found, strict=True):
+        assert torch.allclose(before, after, rtol=1e-4, atol=1e-4 * before.abs().max().item())
+    words = [model.discriminator.embeddings.plain().word_embeddings.weight for model in (first, again)]
+    assert torch.equal(*words) if sharing != "gdes" else torch.allclose(*words, rtol=0, atol=1e-6)
 
 
 REFUSED = (
@@ -177,9 +194,9 @@ def test_settings_that_compute_something_else_or_nothing_are_refused_by_name_in_
     change: dict[str, Any], exported: Path
 ) -> None:
     values = json.loads((exported / "config.json").read_text())
-    read_modernbert(values, "model")
+    forms.MODERN.read(values, "model")
     with pytest.raises(ConfigError, match=rf"({REFUSED}); correct it, or name another model$") as error:
-        read_modernbert(values | change, "model")
+        forms.MODERN.read(values | change, "model")
     assert len(error.value.problems) == 1
 
 
@@ -200,7 +217,7 @@ def test_settings_that_change_the_output_change_it_as_in_transformers(
     change: dict[str, Any], stock: tuple[str, str], shards_folder: Path
 ) -> None:
     path, ids_BL = Path(stock[1]) / "config.json", torch.randint(5, 300, (2, 40))
-    plain = load_encoder(stock[1]).eval()
+    plain = read_stored(stock[1]).encoder().eval()
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     model = start(shards_folder, stock[1:], preset="modern_tiny").eval()
     with torch.no_grad():
@@ -221,7 +238,7 @@ def test_of_a_classifier_with_several_labels_the_encoder_alone_is_used(
         stock[1], config=config, ignore_mismatched_sizes=True
     ).save_pretrained(tmp_path / "tagger")
     model = start(shards_folder, (str(tmp_path / "tagger"),), preset="modern_tiny")
-    theirs = load_encoder(stock[1]).state_dict()
+    theirs = read_stored(stock[1]).encoder().state_dict()
     assert all(torch.equal(weight, theirs[name]) for name, weight in model.discriminator.state_dict().items())
     assert "discriminator_predictions" in capsys.readouterr().out
 
@@ -268,7 +285,7 @@ def test_logits_and_loss_are_the_models_in_transformers_without_this_project(
 ) -> None:
     torch.manual_seed(0)
     model = new_model("hp_loss", MODERN.model_copy(update={"max_positions": 300})).eval()
-    export(model, 0, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
     lengths = torch.tensor([[1.0], [0.6], [0.1]])
     given = {
         str(length): {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import ModernBertConfig, ModernBertModel
 
-from pretrain.huggingface.modernbert import folded
+from pretrain.huggingface.forms import folded
 from pretrain.model import ops
 from pretrain.model.modern import ModernConfig, ModernEncoder, rotation
 
@@ -33,7 +33,9 @@ def test_hidden_states_are_modernberts(length: int) -> None:
             **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
         )
     ).eval()
-    theirs.load_state_dict({name.removeprefix("model."): weight for name, weight in folded(ours.state_dict()).items()})
+    theirs.load_state_dict(
+        {name.removeprefix("model."): weight for name, weight in folded(ours.state_dict(), ours.config).items()}
+    )
     ids_BL = torch.randint(300, (3, length))
     visible_BL = torch.arange(length) < torch.tensor([length, length - 20, 5])[:, None]
     expected_BLH = theirs(ids_BL, visible_BL.long()).last_hidden_state
