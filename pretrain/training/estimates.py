@@ -219,7 +219,7 @@ GPUS = {
     ("h100", "bf16"): Machine(
         "H100",
         225e12,
-        "23% of 989 TFLOP/s: base at length 512 on one, with CUDA graphs; without, as on several, half of it",
+        "23% of 989 TFLOP/s: base at length 512 on one, with CUDA graphs; small at length 128 reached 5%",
         80 * GIB,
         (9, 0),
     ),
