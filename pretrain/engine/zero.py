@@ -167,10 +167,11 @@ class Zero12(DeepSpeed):
     def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         zero = self.engine.optimizer
         flats = [torch.zeros_like(weights) for weights in zero.bit16_groups_flat]
-        groups = zip(flats, zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True)
         return flats, {
             parameter: flat.narrow(0, offset, parameter.numel()).view_as(parameter)
-            for flat, parameters, offsets in groups
+            for flat, parameters, offsets in zip(
+                flats, zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True
+            )
             for parameter, offset in zip(parameters, offsets, strict=True)
         }
 

@@ -26,7 +26,7 @@ def forward(
     D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the output of a tile's queries, and the log2-sum-exp of their scores: infinite at padding."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head = tl.program_id(0) % tl.cdiv(L, SIDE), tl.program_id(0) // tl.cdiv(L, SIDE)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)
     biases += _middle(head, N, span, SIDE)
@@ -71,13 +71,13 @@ def query_backward(
 
     `mean` gets each row's mean of the probabilities' gradient, which `key_backward` needs.
     """
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head = tl.program_id(0) % tl.cdiv(L, SIDE), tl.program_id(0) // tl.cdiv(L, SIDE)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)
     biases += _middle(head, N, span, SIDE)
     width = (2 * span + 1) * 2 * SIDE + 2
     if LEARNS_BIAS:
-        partial += (head.to(tl.int64) * tl.num_programs(0) + row) * width
+        partial += tl.program_id(0).to(tl.int64) * width
     place_M = tl.arange(0, SIDE)
     row_M = row * SIDE + place_M
     q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
@@ -128,7 +128,7 @@ def key_backward(
     D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of one tile of keys and of their values; at padding it writes zeros."""
-    column, head = tl.program_id(0), tl.program_id(1)
+    column, head = tl.program_id(0) % tl.cdiv(L, SIDE), tl.program_id(0) // tl.cdiv(L, SIDE)
     length = tl.load(lengths + head // N)
     start = _start(head, L, N, D)
     biases += _middle(head, N, span, SIDE)

@@ -116,7 +116,7 @@ class _Attend(torch.autograd.Function):
         B, L, N, D = query_BLND.shape
         seed, dropped, factor = dropout_of(dropout, query_BLND.device, BITS)
         ctx.settings = settings(D, dropped, local)
-        ctx.grid = cdiv(L, ctx.settings["SIDE"]), B * N
+        ctx.grid = (cdiv(L, ctx.settings["SIDE"]) * B * N,)  # on one axis: another would end at 65,535
         ctx.sizes = (L, N, tiles_NTMK.shape[1] // 2 - 1, dropped, factor)
         inputs = (query_BLND, key_BLND, value_BLND, tiles_NTMK, lengths_B, seed)
         output_BLND = torch.empty_like(query_BLND)
@@ -133,7 +133,7 @@ class _Attend(torch.autograd.Function):
         gradient_BLND = gradient_BNLD.transpose(1, 2).contiguous()
         query_gradient, key_gradient, value_gradient = output_BLND.new_empty(3, *output_BLND.shape)  # for `linears`
         mean_BNL = torch.empty_like(log_sum_BNL)
-        (tiles, _), side, span = ctx.grid, ctx.settings["SIDE"], ctx.sizes[2]
+        tiles, side, span = ctx.grid[0] // (B * N), ctx.settings["SIDE"], ctx.sizes[2]
         partial = log_sum_BNL.new_empty(B, N, tiles, (2 * span + 1) * 2 * side + 2) if learns_bias else None
         kernels.query_backward[ctx.grid](
             *(*inputs, output_BLND, log_sum_BNL, gradient_BLND, mean_BNL, query_gradient, partial),

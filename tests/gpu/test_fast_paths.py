@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import pretrain.model.distribution
 from bench.gpu.setting import LEARNING_RATE, Plainly, Setting, engine_step, gentle_engine, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
+from pretrain.config import with_overrides
 from pretrain.data.batches import Batch
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically
@@ -302,12 +303,16 @@ def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str,
     assert off(torch.stack(ours).float(), torch.stack(expected)) <= roundings(engine.dtype)
 
 
+@pytest.mark.parametrize("dropout", (0.0, 0.1))
 @by_backbone
 @pytest.mark.parametrize("config", ("zero0_fp32", "zero1_bf16", "zero1_fp16"))
-def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(gpu: Setting, config: str, backbone: str) -> None:
+def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(
+    gpu: Setting, config: str, backbone: str, dropout: float
+) -> None:
     if "zero0" not in config:
         pytest.importorskip("deepspeed")
     gpu = setting("cuda", backbone)
+    gpu = gpu._replace(run=with_overrides(gpu.run, [f"model.dropout={dropout}", f"model.attention_dropout={dropout}"]))
     batch, results = new_batch(gpu).to(gpu.device, counts=True), []
     for graphed in (False, True):
         engine = gentle_engine(gpu, new_model(gpu), config)

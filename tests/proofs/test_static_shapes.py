@@ -1,6 +1,6 @@
-"""Claims: the shapes of a micro-batch are static, its forward and backward never wait for the device nor copy anything
-to it, and under deterministic algorithms no operation is refused on a GPU. So a CUDA graph can replay it. The heads
-of fine-tuning are no exception.
+"""Claims: the shapes of a micro-batch are static, its forward, backward and metrics never wait for the device nor copy
+anything to it, and under deterministic algorithms no operation is refused on a GPU. So a CUDA graph can replay it. The
+heads of fine-tuning are no exception.
 
 Computed on the meta device, whose tensors have no values: an operation that needs one raises an error.
 """
@@ -33,6 +33,7 @@ from finetune.tokens import Features
 from pretrain.data.batches import Batch
 from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder, ElectraStack
+from pretrain.training.metrics import MetricTotals
 from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
 
 META = torch.device("meta")
@@ -94,7 +95,10 @@ def model_of(objective: str, **sizes: Any) -> Any:
 def train(model: Any, entropies: bool) -> None:
     batch = micro_batch()
     with OnlyTheDevice(never_sorts=True):
-        model(batch, entropies=entropies).loss.backward()
+        output = model(batch, entropies=entropies)
+        output.loss.backward()
+    with OnlyTheDevice():
+        MetricTotals(META).add(batch, output, entropies)
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 

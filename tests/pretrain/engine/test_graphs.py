@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.batches import random_batch
 from bench.gpu.declared import declare
@@ -70,9 +71,9 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_double.install(monkeypatch)
 
 
-def captured(model: Any, batch: Batch) -> Engine[Any]:
+def captured(model: Any, batch: Batch, name: str = "zero0_fp32") -> Engine[Any]:
     """An engine that replays micro-batches of this model."""
-    engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config("zero0_fp32", 1), start_processes())
+    engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config(name, 1), start_processes())
     replay_micro_batches(engine, batch._make(map(torch.as_tensor, batch)), lambda *_: None)
     return engine
 
@@ -106,6 +107,35 @@ def test_after_a_capture_the_model_has_its_own_parameters(sizes: Any, batch: Bat
     assert all(one is other for one, other in zip(model.parameters(), own, strict=True))
     places = [parameter for module in model.modules() for parameter in module.parameters(recurse=False)]
     assert len({*places}) == len(places)  # one in two modules would be replaced in one of them only
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations, views too."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.count += 1
+        return function(*arguments, **(options or {}))
+
+
+def test_after_a_replay_nothing_is_done_for_each_parameter(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither hooks, copies and views nor a part of the norm; a replay itself is one call."""
+    monkeypatch.setattr("pretrain.engine.deepspeed_patches.squared_norm", lambda parts: torch.stack(parts[:1]).sum())
+    counts = []
+    for layers in (1, 4):
+        with pytest.MonkeyPatch.context() as patch:
+            graph_double.install(patch)
+            engine = captured(
+                new_model("hp_loss", SMALL_MODEL.model_copy(update={"layers": layers})), batch, "zero1_bf16"
+            )
+            patch.setattr(graph_double.CUDAGraph, "replay", lambda graph: None)
+            output = engine.forward(batch._make(map(torch.as_tensor, batch)))
+            with Calls() as calls:
+                engine.backward(output.loss)
+                engine.update(1e-3)
+            counts.append(calls.count)
+    assert counts[0] == counts[1] < 120
 
 
 def test_a_capture_that_fails_leaves_the_engine_to_eager_steps(batch: Batch, doubled: None) -> None:

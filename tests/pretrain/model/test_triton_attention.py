@@ -238,6 +238,18 @@ def test_dropout_follows_pytorchs_seed() -> None:
 # The bits, and the gradient of the biases
 
 
+def test_programs_lie_on_the_axis_that_may_be_longer_than_65535(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids = []
+    for name in ("forward", "query_backward", "key_backward"):
+        kernel = getattr(triton_attention.kernels, name)
+        launch = {"__getitem__": lambda self, grid, kernel=kernel: (grids.append(grid), kernel[grid])[1]}
+        monkeypatch.setattr(triton_attention.kernels, name, type("Launched", (), launch)())
+    parts = [torch.randn(3, 2, 40, 16, requires_grad=True) for _ in range(3)]
+    bias = attention_bias(torch.ones(3, 40, dtype=torch.bool), None, 40, 16, torch.float32)
+    attend(*parts, bias, 0.0).sum().backward()
+    assert len(grids) == 3 and all(len(grid) == 1 for grid in grids)
+
+
 def test_two_runs_have_the_same_bits() -> None:
     given = example(Case(1, 70, 32, 10, (70, 33)), torch.float16)
     results = []
