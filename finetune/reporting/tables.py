@@ -42,11 +42,14 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
     """Returns the lines of one table: our models that have its scores, then the paper's."""
     own, average = members(table, rows), ["average"] if {*table.averaged} & {*table.columns} else []
-    shown = []
-    for row in own:
-        medians = {title: cell.median for title, cell in row.cells.items()}
-        cells = [_show_cell(row.cells.get(column.title)) for column in table.columns]
-        shown.append([row.name, *cells, *(_mean(medians, table.averaged) for _ in average)])
+    shown = [
+        [
+            row.name,
+            *(_show_cell(row.cells.get(column.title)) for column in table.columns),
+            *(_mean({title: cell.median for title, cell in row.cells.items()}, table.averaged) for _ in average),
+        ]
+        for row in own
+    ]
     for size in dict.fromkeys(row.size for row in own):
         for label, values in table.paper_rows.get(size, {}).items():
             theirs = {

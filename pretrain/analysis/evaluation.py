@@ -42,8 +42,7 @@ class HeldOut(NamedTuple):
         index = self.shards.mixture.in_turn(np.arange(self.sequences))
         ids_BL, *_ = self.shards.read(index, np.zeros_like(index))
         counts_V = np.bincount(ids_BL.flatten(), minlength=self.shards.manifest.vocab_size)
-        special = self.shards.manifest.special_tokens
-        counts_V[[special.pad, special.cls, special.sep]] = 0
+        counts_V[[*self.shards.manifest.special_tokens.model_dump(exclude={"unk"}).values()]] = 0
         return unigram_entropy(counts_V)
 
     def batches(self) -> Iterator[Batch]:

@@ -22,10 +22,11 @@ def regime(originals: float, sure: float, below_unigrams: float, replaced: float
     """Describes a regime beside the paper's: the share of draws that are originals, of p_G's maxima above .9, the nats
     of the MLM loss below the unigram entropy, and the share of all tokens replaced; NaN for what is unknown.
     """
+    side = "below" if below_unigrams > 0 else "above"
     known = {
         f"{originals:.1%} of the draws are originals (ELECTRA's authors: about 60%)": originals,
         f"{sure:.1%} of p_G's maxima are above .9": sure,
-        f"the MLM loss is {below_unigrams:.2f} nats below the unigram entropy": below_unigrams,
+        f"the MLM loss is {abs(below_unigrams):.2f} nats {side} the unigram entropy": below_unigrams,
         f"{replaced:.1%} of all tokens are replaced (about 7%)": replaced,
     }
     near = "; generator still near unigrams: samplers cannot differ yet" if originals < LEAST_ORIGINALS else ""
