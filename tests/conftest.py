@@ -29,14 +29,8 @@ SEARCH_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PAT
 PACKAGES = {
     **{"ip": "iproute2", "tc": "iproute2", "pdsh": "pdsh", "ssh": "openssh-client", "sshd": "openssh-server"},
     **{"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"},
-    **{
-        "mpirun": "openmpi-bin",
-        "git": "git",
-        "g++": "g++",
-        "unshare": "util-linux",
-        "mount": "mount",
-        "chromium": "chromium",
-    },
+    **{"mpirun": "openmpi-bin", "git": "git", "g++": "g++", "unshare": "util-linux", "mount": "mount"},
+    **{"chromium": "chromium", "node": "nodejs", "npm": "npm"},
 }
 """Debian's package of each program that some tests start and a machine may lack."""
 

@@ -30,6 +30,7 @@ from pretrain.huggingface.folders import read_weights
 from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from pretrain.model.config import ModernModelConfig
+from tests.conftest import needs
 from tests.pretrain.conftest import VOCABULARY, new_model
 from tests.pretrain.huggingface.test_init_from import start
 
@@ -255,6 +256,49 @@ def test_sentence_transformers_encodes_with_an_export(modern: Electra, exported:
     with torch.no_grad():
         mean = modern.discriminator(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))[0].mean(0)
     assert (torch.from_numpy(vector) - mean).abs().max().item() < 1e-5
+
+
+IN_JAVASCRIPT = """
+import { AutoModelForTokenClassification, AutoTokenizer, env } from "@huggingface/transformers"
+env.allowRemoteModels = false
+env.localModelPath = "./"
+const inputs = await (await AutoTokenizer.from_pretrained("out"))("yes no yes")
+const model = await AutoModelForTokenClassification.from_pretrained("out", { dtype: "fp32", device: "cpu" })
+const { logits } = await model(inputs)
+console.log(JSON.stringify([Array.from(inputs.input_ids.data, Number), Array.from(logits.data)]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_logits_are_the_models_in_javascript(modern: Electra, exported: Path) -> None:
+    pytest.importorskip("onnxscript")
+    needs("node", "npm")
+    asked = ("--ignore-scripts", "--no-audit", "--no-fund", "@huggingface/transformers@4.3.2")
+    if subprocess.run(["npm", "install", *asked], cwd=exported.parent, capture_output=True).returncode:
+        pytest.skip("needs npm's registry")
+    model = AutoModelForTokenClassification.from_pretrained(exported).eval()
+    ids_BL = torch.tensor([[2, 5, 6, 5, 3], [2, 6, 6, 6, 3]])
+    inputs = {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
+    (exported / "onnx").mkdir()
+    torch.onnx.export(
+        model,
+        kwargs=inputs,
+        f=str(exported / "onnx" / "model.onnx"),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes={name: {0: "batch", 1: "length"} for name in inputs},
+        input_names=list(inputs),
+        output_names=["logits"],
+        external_data=False,
+    )
+    command = ["node", "--input-type=module", "--eval", IN_JAVASCRIPT]
+    process = subprocess.run(command, cwd=exported.parent, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    ids, logits = json.loads(process.stdout)
+    with torch.no_grad():
+        expected = model(**inputs).logits[0].flatten()
+    assert ids == ids_BL[0].tolist() and (torch.tensor(logits) - expected).abs().max().item() < 1e-5
 
 
 ELSEWHERE = """
