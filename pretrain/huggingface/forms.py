@@ -103,6 +103,19 @@ class Form(NamedTuple):
             raise ConfigError(*(f"{problem}; correct it, or name another model" for problem in problems)) from None
 
 
+def form_named(model_type: Any, source: str) -> Form:
+    """Returns the form of this `model_type`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = next((form for form in FORMS if form.model_type == model_type), None)
+    if found is None:
+        known = ", ".join(form.model_type for form in FORMS)
+        raise ConfigError(f"{source} has model_type {model_type!r}; expected one of {known}; name such a model")
+    return found
+
+
 def form_of(config: EncoderSizes, architecture: str) -> Form:
     """Returns the form in which a model with this encoder, of this class, is written."""
     fitting = (form for form in FORMS if form.parts.config is type(config) and architecture in form.classes)
