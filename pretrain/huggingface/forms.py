@@ -167,22 +167,22 @@ def with_table(weights: Weights, config: Any) -> Weights:
 
 
 BERT_NAMES = {
-    "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
-    "LayerNorm.beta": "LayerNorm.bias",
-    "cls.predictions.transform.": "generator_predictions.",
-    "cls.predictions.decoder.": "generator_lm_head.",
-    "cls.predictions.bias": "generator_lm_head.bias",
     "attention.attn.q.": "attention.self.query.",  # MPNet's
     "attention.attn.k.": "attention.self.key.",
     "attention.attn.v.": "attention.self.value.",
     "attention.attn.o.": "attention.output.dense.",
     "attention.LayerNorm.": "attention.output.LayerNorm.",
+    "lm_head.bias": "generator_lm_head.bias",
+    "lm_head.decoder.": "generator_lm_head.",
     "lm_head.layer_norm.": "generator_predictions.LayerNorm.",
     "lm_head.dense.": "generator_predictions.dense.",
-    "lm_head.decoder.": "generator_lm_head.",
-    "lm_head.bias": "generator_lm_head.bias",
+    "cls.predictions.bias": "generator_lm_head.bias",
+    "cls.predictions.decoder.": "generator_lm_head.",
+    "cls.predictions.transform.": "generator_predictions.",
+    "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
+    "LayerNorm.beta": "LayerNorm.bias",
 }
-"""Parts of BERT's and MPNet's parameter names, each with ELECTRA's name for it."""
+"""Parts of BERT's and MPNet's parameter names, each with ELECTRA's name for it, replaced in this order."""
 
 
 def bert_weights(weights: Weights, architecture: str) -> dict[str, Tensor]:
