@@ -270,38 +270,24 @@ def open_scorer(
     main = next((one for one in found if one.role == "discriminator"), found[0])
     if generator and main.role == "discriminator":
         found = family(main, read_stored(generator))
-    models = {one.role: one for one in found}
-
-    def built(model: Stored, words: Any = None) -> Any:
-        torch.manual_seed(0)  # untrained weights are the same in every process
-        made = model.build(random_weights, words)
-        return made.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-
-    first, tokenizer = built(main), load_tokenizer(main.tokenizer, main.config.vocab_size)
-    tokenizer.split_special_tokens = True  # "[MASK]" is text, as in pre-training
-    marked = tokenizer("")["input_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
-    if not marked or tokenizer.mask_token_id is None:
-        raise ConfigError(
-            f"model: the tokenizer in {main.tokenizer} does not fit; expected [CLS] and [SEP] around a text and a"
-            " [MASK]; save the model's own there"
-        )
-    label = f"{name} (random weights)" if random_weights else name
+    models, label = {one.role: one for one in found}, f"{name} (random weights)" if random_weights else name
+    first, tokenizer = built(main, random_weights), tokenizer_of(main)
     if main.role == "generator":
         chosen = tuple(dict.fromkeys(kind for kind in kinds if kind != "discriminator"))
         return Scorer(label, None, first, None, tokenizer, chosen or ("generator",))
-    second = models.get("generator")
+    second, head = models.get("generator"), models.get("sampling head")
     if {*kinds} == {"discriminator"} or (second is None and "likelihood" not in kinds and "discriminator" in kinds):
         return Scorer(label, first, None, None, tokenizer, ("discriminator",))
     if second is None:
         raise ConfigError(f"score: got {' '.join(kinds)}, but {name} has no generator inside; add --generator FOLDER")
-    if load_tokenizer(second.tokenizer, second.config.vocab_size).get_vocab() != tokenizer.get_vocab():
+    if tokenizer_of(second).get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"generator: {second.folder} is not a masked language model with the vocabulary of {name}; name one"
         )
     sampling = sampling_of(main, mask_share) if "likelihood" in kinds else None
-    predictor, head = built(second), models.get("sampling head")
-    if sampling and sampling.objective in ("hp_loss", "hp_dist") and head:
-        predictor.update(built(head, predictor["electra"].embeddings.word_embeddings))
+    predictor = built(second, random_weights)
+    if head and sampling and sampling.objective in ("hp_loss", "hp_dist"):
+        predictor.update(built(head, random_weights, predictor["electra"].embeddings.word_embeddings))
     elif sampling and sampling.objective != P_G:
         print_warning(
             f"{name} was trained with {sampling.objective}, whose sampler {second.folder} does not hold: its likelihood"
@@ -321,6 +307,29 @@ def kinds_of(name: str, generator: str | None, mask_share: float | None) -> tupl
         return ("discriminator",)
     recorded = mask_share is not None or SAMPLING in main.settings
     return get_args(Kind) if recorded else ("discriminator", "generator")
+
+
+def built(model: Stored, random_weights: bool, words: Any = None) -> Any:
+    torch.manual_seed(0)  # untrained weights are the same in every process
+    made = model.build(random_weights, words)
+    return made.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tokenizer_of(model: Stored) -> Any:
+    """Loads a model's tokenizer, for which "[MASK]" in a sentence is text, as in pre-training.
+
+    Raises:
+        ConfigError: it does not fit the model, or puts no special tokens around a text.
+    """
+    tokenizer = load_tokenizer(model.tokenizer, model.config.vocab_size)
+    tokenizer.split_special_tokens = True
+    marked = tokenizer("")["input_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
+    if not marked or tokenizer.mask_token_id is None:
+        raise ConfigError(
+            f"model: the tokenizer in {model.tokenizer} does not fit; expected [CLS] and [SEP] around a text and a"
+            " [MASK]; save the model's own there"
+        )
+    return tokenizer
 
 
 def sampling_of(discriminator: Stored, mask_share: float | None) -> Sampling:

@@ -164,7 +164,7 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     Raises:
         ConfigError: there is no such row, or it has no meaning for the run's kind of encoder.
     """
-    if run.model.backbone != "electra":
+    if type(run.model) is not type(BASE.model):
         raise ConfigError(
             f"row: got {name!r} with model.backbone {run.model.backbone}, but the rows are the paper's, on ELECTRA's"
             " encoder; use --objective and --set"

@@ -160,6 +160,23 @@ def test_the_house_is_drawn_as_it_is():
         assert named == [other for other in ROOMS if other in rooms_imported(room) and other != "foundation"], room
 
 
+def test_only_the_table_of_forms_tells_kinds_of_model_apart():
+    """A third kind is then one module, one `Parts` and one form; a preset has a model of its kind anyway."""
+    kinds = {"EncoderConfig", "ModernConfig", "ElectraModelConfig", "ModernModelConfig"}
+    forks = []
+    for module in modules(*PACKAGES):
+        for node in ast.walk(ast.parse((REPOSITORY / module).read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                named = {getattr(one, "id", "") for one in ast.walk(node.args[1])} & kinds
+            elif isinstance(node, ast.Compare):
+                names = {getattr(one, "attr", getattr(one, "value", "")) for one in ast.walk(node)}
+                named = {name for name in names if name in ("model_type", "backbone")}
+            else:
+                continue
+            forks += [f"{module}:{node.lineno}"] if named else []
+    assert [fork.split(":")[0] for fork in forks] == ["pretrain/huggingface/forms.py"], forks
+
+
 def test_every_room_has_tests_and_every_folder_of_tests_a_room():
     tested = {path.parent.relative_to("tests").as_posix() for path in modules("tests") if path.name.startswith("test_")}
     rooms = {room for room in ROOMS if (REPOSITORY / room).is_dir()}

@@ -103,6 +103,19 @@ class Form(NamedTuple):
             raise ConfigError(*(f"{problem}; correct it, or name another model" for problem in problems)) from None
 
 
+def form_named(model_type: Any, source: str) -> Form:
+    """Returns the form of this `model_type`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = next((form for form in FORMS if form.model_type == model_type), None)
+    if found is None:
+        known = ", ".join(form.model_type for form in FORMS)
+        raise ConfigError(f"{source} has model_type {model_type!r}; expected one of {known}; name such a model")
+    return found
+
+
 def form_of(config: EncoderSizes, architecture: str) -> Form:
     """Returns the form in which a model with this encoder, of this class, is written."""
     fitting = (form for form in FORMS if form.parts.config is type(config) and architecture in form.classes)
@@ -154,22 +167,22 @@ def with_table(weights: Weights, config: Any) -> Weights:
 
 
 BERT_NAMES = {
-    "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
-    "LayerNorm.beta": "LayerNorm.bias",
-    "cls.predictions.transform.": "generator_predictions.",
-    "cls.predictions.decoder.": "generator_lm_head.",
-    "cls.predictions.bias": "generator_lm_head.bias",
     "attention.attn.q.": "attention.self.query.",  # MPNet's
     "attention.attn.k.": "attention.self.key.",
     "attention.attn.v.": "attention.self.value.",
     "attention.attn.o.": "attention.output.dense.",
     "attention.LayerNorm.": "attention.output.LayerNorm.",
+    "lm_head.bias": "generator_lm_head.bias",
+    "lm_head.decoder.": "generator_lm_head.",
     "lm_head.layer_norm.": "generator_predictions.LayerNorm.",
     "lm_head.dense.": "generator_predictions.dense.",
-    "lm_head.decoder.": "generator_lm_head.",
-    "lm_head.bias": "generator_lm_head.bias",
+    "cls.predictions.bias": "generator_lm_head.bias",
+    "cls.predictions.decoder.": "generator_lm_head.",
+    "cls.predictions.transform.": "generator_predictions.",
+    "LayerNorm.gamma": "LayerNorm.weight",  # the original BERT's
+    "LayerNorm.beta": "LayerNorm.bias",
 }
-"""Parts of BERT's and MPNet's parameter names, each with ELECTRA's name for it."""
+"""Parts of BERT's and MPNet's parameter names, each with ELECTRA's name for it, replaced in this order."""
 
 
 def bert_weights(weights: Weights, architecture: str) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from data_prep.tokens import read_folder
 from foundation.config import ConfigError, StrictConfig
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_weights
-from pretrain.huggingface.forms import FORMS, GENERATOR, WORDS, Form, form_of, renamed
+from pretrain.huggingface.forms import GENERATOR, WORDS, Form, form_named, form_of, renamed
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder, EncoderSizes
 
@@ -113,10 +113,7 @@ def read_stored(name: str | Path) -> Stored:
     """
     folder = find_folder(name)
     path, values = folder / "config.json", read_config(folder)
-    form = next((form for form in FORMS if form.model_type == values.get("model_type")), None)
-    if form is None:
-        known = ", ".join(form.model_type for form in FORMS)
-        raise ConfigError(f"model: {path} has model_type {values.get('model_type')!r}; expected one of {known}")
+    form = form_named(values.get("model_type"), f"model: {path}")
     config = form.read(values, f"model: {path}")
     architecture = f"ElectraFor{(values.get('architectures') or [''])[0].partition('For')[2]}"
     role: Role = "generator" if architecture == GENERATOR else "discriminator"

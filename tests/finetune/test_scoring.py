@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import processors
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -285,6 +286,26 @@ def test_a_masked_language_models_likelihood_is_its_own(stock_generator: Path) -
     scorer = open_scorer(str(stock_generator), ("generator", "likelihood"))
     for scores in scorer.scores(SENTENCES).values():
         np.testing.assert_array_equal(scores["generator"], scores["likelihood"])
+
+
+@pytest.mark.parametrize("kind", ["Bert", "MPNet"])
+@torch.inference_mode()
+def test_a_bert_or_mpnet_gives_the_scores_of_hugging_faces(kind: str, stock_model: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stock_model)
+    tokenizer.save_pretrained(tmp_path)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)
+    theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    for parameter in theirs.parameters():  # biases away from 0
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path)
+    for sentence, scores in open_scorer(str(tmp_path), ("generator",)).scores(SENTENCES).items():
+        ids_BL = tokenizer(sentence, return_tensors="pt").input_ids
+        for place, score in enumerate(scores["generator"], 1):
+            masked_BL = ids_BL.index_fill(1, torch.tensor([place]), tokenizer.mask_token_id)
+            log_p_V = theirs(masked_BL).logits[0, place].double().log_softmax(-1)
+            assert score == pytest.approx(log_p_V[ids_BL[0, place]].item(), abs=1e-5)
 
 
 MINICONS = """
