@@ -94,14 +94,10 @@ class Plan(NamedTuple):
         )
 
     def seconds(self, machine: Machine, steps: int) -> float:
-        """Returns the forecast seconds of `steps` steps: a GPU computes padding too, and reporting steps no replay."""
+        """Returns the forecast seconds of `steps` steps; a GPU computes padding too."""
         length = self.shards.manifest.seq_length if machine.capability > (0, 0) else self.shards.mixture.mean_length
-        shape = self.sizes, machine, self.run.batch_size * length, self.target.processes
-        plain, reporting = (
-            step_seconds(*shape, self.deepspeed.accumulation_steps, graphs) for graphs in (self.graphs, False)
-        )
-        reports = sum(1 / every for every in (self.run.log_every, self.run.histogram_every) if every)
-        return steps * (plain + min(1.0, reports) * (reporting - plain))
+        tokens, rounds = self.run.batch_size * length, self.deepspeed.accumulation_steps
+        return steps * step_seconds(self.sizes, machine, tokens, self.target.processes, rounds, self.graphs)
 
     @property
     def sizes(self) -> Sizes:
