@@ -31,10 +31,10 @@ from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra, masked_states
 from pretrain.method.sampling import predict
 from pretrain.model.heads import HeadScores
+from pretrain.planning.estimates import flops_per_token
 from pretrain.presets import preset, with_objective
-from pretrain.training.estimates import flops_per_token
+from pretrain.runs.models import compile_layers
 from pretrain.training.metrics import MetricTotals
-from pretrain.training.models import compile_layers
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 Name = Literal["eager", "compiled", "electra", "hp_loss", "hp_dist", "hp_loss_compiled"]

@@ -30,8 +30,8 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, save
 from pretrain.export import ExportOptions, main
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.models import build_model
+from pretrain.runs.folder import CHECKPOINTS, describe, write_run
 
 shards, sums = Shards(Path(sys.argv[1])), {}
 ways = [*product(("hp_loss", "hp_dist", "electra"), ("es", "nes", "gdes")), ("mlm", "es")]

@@ -39,8 +39,8 @@ from foundation.config import StrictConfig
 from foundation.files import write_atomically
 from pretrain.huggingface.export import export
 from pretrain.method.registry import GivenObjective
-from pretrain.training.models import choose_checkpoints, load_checkpoint
-from pretrain.training.run_folder import read_run
+from pretrain.runs.folder import read_run
+from pretrain.runs.models import choose_checkpoints, load_checkpoint
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = "bdgk"

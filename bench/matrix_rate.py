@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 from bench.timing import seconds_of
-from pretrain.model import cpu_ops, ops
+from pretrain.model import ops
+from pretrain.model.kernels import cpu_ops
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (2048, 4096), "cuda": (4096, 8192, 16384)}

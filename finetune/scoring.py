@@ -32,8 +32,8 @@ from finetune.running.model_folder import load_tokenizer
 from foundation.command_line import print_warning
 from foundation.config import ConfigError, shown
 from pretrain.huggingface.stored import SAMPLING, Sampling, Stored, family, read_stored
-from pretrain.model import cpu_ops
-from pretrain.training.models import find_sources, is_run
+from pretrain.model.kernels import cpu_ops
+from pretrain.runs.models import find_sources, is_run
 
 Kind = Literal["discriminator", "generator", "likelihood"]
 """Kinds of score, in nats per token."""

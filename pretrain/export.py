@@ -45,8 +45,8 @@ class ExportOptions(StrictConfig):
 def main(options: ExportOptions) -> None:
     from pretrain.analysis.model_card import model_card
     from pretrain.huggingface.export import export
-    from pretrain.training.models import choose_checkpoints, load_checkpoint, load_trained
-    from pretrain.training.run_folder import read_run
+    from pretrain.runs.folder import read_run
+    from pretrain.runs.models import choose_checkpoints, load_checkpoint, load_trained
 
     if options.out.exists() and any(options.out.iterdir() if options.out.is_dir() else [options.out]):
         raise ConfigError(f"out: {options.out} exists already; name another folder or remove it")

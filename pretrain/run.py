@@ -7,22 +7,22 @@ python pretrain/run.py --dry_run
 
 from foundation.command_line import run_script
 from pretrain.job.launcher import adopt_slurm
-from pretrain.training.hosts import require_launch
-from pretrain.training.options import RunOptions
+from pretrain.planning.hosts import require_launch
+from pretrain.planning.options import RunOptions
 
 
 def main(options: RunOptions) -> int:
     adopt_slurm()
     if options.hostfile and not (options.dry_run or options.list_settings):
         require_launch(options.hostfile)
-    from pretrain.training.plan import list_settings, make_plan
+    from pretrain.planning.plan import list_settings, make_plan
 
     if options.list_settings:
         print(list_settings(options))
         return 0
     plan = make_plan(options)
     if options.dry_run:
-        from pretrain.training.plan_warnings import dry_run
+        from pretrain.planning.plan_warnings import dry_run
 
         dry_run(plan)
         return 0

@@ -25,7 +25,7 @@ from foundation.config import ConfigError, StrictConfig, counted
 from foundation.locks import holder, still_held
 from pretrain.job.rank_log import LOGS, first_cause, printable_lines, rank_log, read_records
 from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
-from pretrain.training.options import RunOptions
+from pretrain.planning.options import RunOptions
 
 GRACE = 120.0
 """Seconds granted to processes that outlive the command: ranks that lose their launcher save before they exit."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from finetune.running.records import FILE_NAME, read_records
-from pretrain.training.run_log import read_records as read_log
+from pretrain.runs.log import read_records as read_log
 
 LEAST_AUC = 0.65
 MOST_OF_ENTROPY = 0.95  # an untrained discriminator has a loss of 1.00 entropies, yet an accuracy of 85%

@@ -22,10 +22,10 @@ from pretrain.engine.deepspeed_config import read
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically
 from pretrain.model import ops
+from pretrain.planning.estimates import flops_per_token
 from pretrain.presets import preset, with_objective
-from pretrain.training.estimates import flops_per_token
+from pretrain.runs.models import compile_layers
 from pretrain.training.metrics import MetricTotals
-from pretrain.training.models import compile_layers
 
 COPIED_BYTES = {"cuda": 2**32, "cpu": 2**26}
 WARM_UPS = {"cuda": 5, "cpu": 1}

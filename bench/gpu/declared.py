@@ -23,8 +23,8 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from foundation.command_line import run_command
 from pretrain.engine import deepspeed_config
+from pretrain.planning.options import RunOptions
 from pretrain.run import main
-from pretrain.training.options import RunOptions
 
 
 class CPUWithFp16(CPU_Accelerator):

@@ -40,7 +40,7 @@ from pretrain.data.batches import Batch
 from pretrain.engine import deepspeed_patches, graphs
 from pretrain.engine.plain import squared_norm
 from pretrain.job.processes import start_processes
-from pretrain.model import cuda_ops
+from pretrain.model.kernels import cuda_ops
 from pretrain.presets import preset
 from pretrain.training.metrics import MetricTotals
 

@@ -32,11 +32,11 @@ from triton.compiler import ASTSource
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
-from pretrain.model import attention_kernels, elementwise_kernels, vocabulary_kernels
-from pretrain.model.triton_attention import settings
-from pretrain.model.triton_elementwise import GELU_COLUMNS, GELU_TILE, SUM_COLUMNS, SUM_ROWS, tile_of
-from pretrain.model.triton_vocabulary import ROWS
-from pretrain.model.triton_vocabulary import sizes as vocabulary_settings
+from pretrain.model.kernels import attention_kernels, elementwise_kernels, vocabulary_kernels
+from pretrain.model.kernels.triton_attention import settings
+from pretrain.model.kernels.triton_elementwise import GELU_COLUMNS, GELU_TILE, SUM_COLUMNS, SUM_ROWS, tile_of
+from pretrain.model.kernels.triton_vocabulary import ROWS
+from pretrain.model.kernels.triton_vocabulary import sizes as vocabulary_settings
 
 TYPES = {
     "lengths": "*i32",

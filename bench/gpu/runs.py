@@ -14,12 +14,12 @@ from bench.gpu.items import Figures, Item, SkippedError, keep, run_items
 from bench.gpu.parts import GpuOptions
 from foundation.command_line import parse_options
 from foundation.files import ROOT
-from pretrain.training.models import build_model
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.plan_warnings import memory_of
-from pretrain.training.run_folder import CHECKPOINTS
-from pretrain.training.run_log import read_records
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.planning.plan_warnings import memory_of
+from pretrain.runs.folder import CHECKPOINTS
+from pretrain.runs.log import read_records
+from pretrain.runs.models import build_model
 
 CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
 """DeepSpeed file by precision. fp32 at stage 0 needs no DeepSpeed; `bench.gpu.declared` provides fp16 on a CPU."""

@@ -14,7 +14,8 @@ from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine
 from pretrain.job.processes import World, start_processes
 from pretrain.method.electra import Electra
-from pretrain.model import cpu_ops, ops
+from pretrain.model import ops
+from pretrain.model.kernels import cpu_ops
 from pretrain.presets import preset, with_objective
 
 LEARNING_RATE = 1e-3  # large enough to change bf16 weights near 0.1, whose spacing is 0.0005

@@ -19,8 +19,8 @@ from finetune.running.records import EXAMPLES, FILE_NAME, PREDICTIONS, read_reco
 from foundation.config import ConfigError
 from foundation.machine import cores
 from pretrain.analysis.analysis import SUMMED
-from pretrain.training.estimates import flops_per_token
-from pretrain.training.run_folder import STARTS, read_run
+from pretrain.planning.estimates import flops_per_token
+from pretrain.runs.folder import STARTS, read_run
 
 CROSSED = {"loss": "discriminator_loss", "accuracy": "accuracy_masked", "AUC": "auc_all"}
 """Measures of one discriminator on one sampler's replacements, by their names in `crossing.json`."""

@@ -35,8 +35,8 @@ from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import Checkpoint
 from pretrain.method.electra import Detection
-from pretrain.training.models import load_checkpoint
-from pretrain.training.run_folder import RunDescription
+from pretrain.runs.folder import RunDescription
+from pretrain.runs.models import load_checkpoint
 
 COMPARED = (
     "accuracy_masked",

@@ -22,9 +22,9 @@ from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
 from pretrain.engine.checkpoint import Checkpoint
 from pretrain.method.electra import Detection
-from pretrain.model import cpu_ops
-from pretrain.training.models import choose_checkpoints, load_checkpoint
-from pretrain.training.run_folder import RunDescription, data_of, read_run, write_json
+from pretrain.model.kernels import cpu_ops
+from pretrain.runs.folder import RunDescription, data_of, read_run, write_json
+from pretrain.runs.models import choose_checkpoints, load_checkpoint
 
 
 class HeldOut(NamedTuple):

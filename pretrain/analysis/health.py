@@ -19,8 +19,8 @@ from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.hardness_prediction import HPDist, HPLoss
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.training.plan_warnings import MOST_EPOCHS
-from pretrain.training.run_log import MOST_WAITING
+from pretrain.planning.plan_warnings import MOST_EPOCHS
+from pretrain.runs.log import MOST_WAITING
 
 MOST_UNKNOWN = 0.01
 """Share of [UNK] among the word pieces. Healthy: 0; BERT's vocabulary on English Wikipedia: .0002."""

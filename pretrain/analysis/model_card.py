@@ -9,8 +9,8 @@ from foundation.markdown_table import markdown_table
 from pretrain.huggingface.forms import form_of
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.training.run_folder import BOOKKEEPING, RunDescription, flat
-from pretrain.training.run_log import read_records
+from pretrain.runs.folder import BOOKKEEPING, RunDescription, flat
+from pretrain.runs.log import read_records
 
 CHANGES_Q = {"temperature", "forbid_original", "mixture", "importance_weighting"}
 """Settings that change the sampler's distribution, or which one the discriminator learns from."""

@@ -14,8 +14,8 @@ from foundation.locks import holder
 from pretrain.config import RunConfig
 from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_records
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.run_folder import CHECKPOINTS, LOCK, STARTS, RunDescription, flat, read_run
-from pretrain.training.run_log import RECORDS
+from pretrain.runs.folder import CHECKPOINTS, LOCK, STARTS, RunDescription, flat, read_run
+from pretrain.runs.log import RECORDS
 
 LONGEST_WARNING = 400
 """Maximum characters shown of a warning."""

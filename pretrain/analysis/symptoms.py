@@ -15,8 +15,8 @@ from pretrain.analysis.regime import unigram_entropy
 from pretrain.analysis.run_history import Log, read_log, value_of
 from pretrain.data.remote import url_of
 from pretrain.data.shards import open_shards
-from pretrain.training.run_folder import data_of, flat, read_run
-from pretrain.training.run_log import RECORDS
+from pretrain.runs.folder import data_of, flat, read_run
+from pretrain.runs.log import RECORDS
 
 RECENT = 5
 """Number of newest records to average; a single record covers few masked positions."""

@@ -15,7 +15,8 @@ from foundation.config import ConfigError, shown
 from foundation.files import ROOT
 from foundation.machine import bf16_is_faster, instructions, is_intel
 from pretrain.job.processes import World
-from pretrain.model import cpu_ops, cuda_ops, ops
+from pretrain.model import ops
+from pretrain.model.kernels import cpu_ops, cuda_ops
 
 AUTO = Path("auto")
 """Value of `--deepspeed_config` that chooses the file by the hardware."""

@@ -16,7 +16,7 @@ from foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
 from pretrain.job.processes import World
 from pretrain.method.objective import ElectraOutput, Output
-from pretrain.training.curves import Histogram
+from pretrain.runs.curves import Histogram
 
 SUMS = (
     "masked",

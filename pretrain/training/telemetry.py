@@ -22,12 +22,12 @@ from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
 from pretrain.method.objective import ElectraOutput, Output
-from pretrain.training.estimates import Machine
+from pretrain.planning.estimates import Machine
+from pretrain.planning.plan import Plan
+from pretrain.planning.plan_warnings import too_long
+from pretrain.runs.folder import CHECKPOINTS, STARTS, writing
+from pretrain.runs.log import RunLog
 from pretrain.training.metrics import MetricTotals, histograms
-from pretrain.training.plan import Plan
-from pretrain.training.plan_warnings import too_long
-from pretrain.training.run_folder import CHECKPOINTS, STARTS, writing
-from pretrain.training.run_log import RunLog
 from pretrain.training.state import TrainingState, due
 
 FIRST_WORD = 10.0

@@ -28,14 +28,14 @@ from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.objective import Objective
-from pretrain.training.estimates import Machine
+from pretrain.planning.estimates import Machine
+from pretrain.planning.plan import Plan
+from pretrain.planning.plan_warnings import plan_warnings, unasked_days
+from pretrain.runs.folder import CHECKPOINTS, LOCK, lock_run, require_free, write_run, writing
+from pretrain.runs.log import LEGEND, RECORDS
+from pretrain.runs.models import compile_layers, empty_model, initial_state
 from pretrain.training.mask_choice import MaskChoice
 from pretrain.training.metrics import MetricTotals
-from pretrain.training.models import compile_layers, empty_model, initial_state
-from pretrain.training.plan import Plan
-from pretrain.training.plan_warnings import plan_warnings, unasked_days
-from pretrain.training.run_folder import CHECKPOINTS, LOCK, lock_run, require_free, write_run, writing
-from pretrain.training.run_log import LEGEND, RECORDS
 from pretrain.training.state import TrainingState, due, require_finite
 from pretrain.training.telemetry import Telemetry
 

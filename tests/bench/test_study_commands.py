@@ -13,7 +13,7 @@ from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from foundation.command_line import parse_options
 from foundation.config import StrictConfig
 from pretrain.evaluate import EvaluateOptions
-from pretrain.training.options import RunOptions
+from pretrain.planning.options import RunOptions
 from tests.bench.study_cells import LANGUAGE, STUDY
 from tests.conftest import REPOSITORY
 

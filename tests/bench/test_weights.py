@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModel
 
 from finetune.running.records import read_records
-from pretrain.training.run_log import read_records as read_log
+from pretrain.runs.log import read_records as read_log
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import cola_rows
 

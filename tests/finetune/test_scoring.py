@@ -43,8 +43,8 @@ from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.stored import SAMPLING_HEAD, Sampling
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.models import build_model
 
 SENTENCES = ["word1 word2 good", "bad word3 , word4 word5 .", "good", "word9 word9 bad word9"]
 ENGLISH = ["The value of a name.", "Returns the number of items in it", "import", "a b c d e f"]

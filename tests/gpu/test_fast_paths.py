@@ -28,8 +28,8 @@ from pretrain.engine.optim import parameter_groups
 from pretrain.engine.plain import squared_norm
 from pretrain.model import ops
 from pretrain.model.distribution import BLOCK, draw_in_blocks, inverse_cdf
+from pretrain.runs.models import compile_layers
 from pretrain.training.metrics import MetricTotals
-from pretrain.training.models import compile_layers
 
 ROUNDINGS = 16
 """Tolerance after a dozen layers, in rounding errors of the precision (fp32: of TF32, which may be on)."""

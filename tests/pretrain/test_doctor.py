@@ -11,7 +11,7 @@ import pytest
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from pretrain.doctor import EXIT_FINDINGS, DoctorOptions, main
-from pretrain.training.run_log import RunLog, read_records
+from pretrain.runs.log import RunLog, read_records
 
 Launch = Callable[..., subprocess.Popen[str]]
 

@@ -18,8 +18,8 @@ from pretrain.evaluate import EvaluateOptions, main
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.stored import read_stored
-from pretrain.training.models import build_model, load_trained
-from pretrain.training.run_folder import read_run
+from pretrain.runs.folder import read_run
+from pretrain.runs.models import build_model, load_trained
 from tests.pretrain.conftest import SAMPLERS
 from tests.pretrain.engine.test_checkpoint import flip_bit
 

@@ -18,8 +18,8 @@ from pretrain.engine.checkpoint import Checkpoint, EngineState, load, save
 from pretrain.export import ExportOptions, main
 from pretrain.huggingface.stored import read_stored
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.models import build_model
 
 
 def test_an_export_below_a_file_is_refused(tmp_path: Path) -> None:

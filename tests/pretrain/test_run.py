@@ -8,12 +8,12 @@ import pytest
 
 from foundation.command_line import parse_options
 from foundation.config import ConfigError
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
 from pretrain.run import main
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.run_folder import read_run, write_run
+from pretrain.runs.folder import read_run, write_run
 from tests.pretrain.conftest import fill
-from tests.pretrain.training.test_plan import options
+from tests.pretrain.planning.test_plan import options
 from tests.pretrain.training.test_train import Launch, run_arguments
 
 ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}

@@ -15,10 +15,10 @@ import pytest
 from foundation.config import ConfigError
 from foundation.locks import Lock
 from pretrain.job.rank_log import EndRecord
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.runs.folder import write_run
 from pretrain.supervise import run_folder_of
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.run_folder import write_run
 from tests.conftest import free_port
 from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
 

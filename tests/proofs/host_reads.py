@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torch.overrides import TorchFunctionMode
 
 from foundation.command_line import run_command
+from pretrain.planning.options import RunOptions
 from pretrain.run import main
-from pretrain.training.options import RunOptions
 
 WAITING = {
     *("item", "tolist", "numpy", "cpu", "nonzero", "equal", "allclose", "unique", "masked_select", "__array__"),

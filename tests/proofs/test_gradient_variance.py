@@ -15,7 +15,7 @@ from pretrain.data.shards import Shards
 from pretrain.method.electra import Detection
 from pretrain.method.losses import discriminator_loss
 from pretrain.method.sampling import importance_weights
-from pretrain.training.models import load_trained
+from pretrain.runs.models import load_trained
 from tests.conftest import REPOSITORY
 
 DRAWS, RESAMPLES = 200, 1000

@@ -23,10 +23,10 @@ from pretrain.engine.optim import OptimConfig, parameter_groups
 from pretrain.evaluate import EvaluateOptions
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
 from pretrain.presets import PRESETS, objective_config
-from pretrain.training.models import build_model
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
+from pretrain.runs.models import build_model
 from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of

@@ -10,7 +10,7 @@ from pretrain.model import ops
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 pytest.importorskip("triton")
-from pretrain.model.triton_vocabulary import Softmax
+from pretrain.model.kernels.triton_vocabulary import Softmax
 
 WORDS = 300
 

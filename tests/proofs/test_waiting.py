@@ -18,10 +18,10 @@ def test_in_30_steps_the_host_reads_only_the_loss_and_the_norm_of_each(shards_fo
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert finished.returncode == 0, finished.stderr
     every_step = {name: count for name, count in counts.items() if count >= STEPS - 1 and "init" not in name}
-    packing = {name for name in every_step if name.startswith("pretrain/model/cpu_ops.py")}  # not on a GPU
+    packing = {name for name in every_step if name.startswith("pretrain/model/kernels/cpu_ops.py")}  # not on a GPU
     every_step = {name: count for name, count in every_step.items() if name not in packing}
     ours = {name: count for name, count in every_step.items() if name.startswith("pretrain/")}
     outcome = "pretrain/engine/engine.py tolist"  # loss, norm and whether to stop
     assert ours == {outcome: STEPS}
-    on_cpu = "torch/overrides.py unique"  # only in half precision on a CPU (pretrain/model/cpu_ops.py)
+    on_cpu = "torch/overrides.py unique"  # only in half precision on a CPU (pretrain/model/kernels/cpu_ops.py)
     assert every_step.keys() == {outcome, on_cpu}

@@ -15,8 +15,8 @@ import torch
 
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
 from pretrain.training.train import build_training, measured_machine, train
 
 STAGES = (0, 1, 2, 3)

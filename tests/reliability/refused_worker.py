@@ -10,9 +10,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.run_folder import lock_run
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.runs.folder import lock_run
 
 
 def main(options: RunOptions) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.training.run_log import read_records
+from pretrain.runs.log import read_records
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine.test_checkpoint import sign
 from tests.pretrain.test_supervise import rank_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.training.run_log import read_records
+from pretrain.runs.log import read_records
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import VARIANTS
 from tests.pretrain.training.test_train import finished, run_arguments

@@ -26,8 +26,8 @@ from pretrain.export import main as export
 from pretrain.huggingface.forms import MODEL_FILE
 from pretrain.huggingface.stored import SAMPLING_HEAD
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import CHECKPOINTS, RunDescription, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, RunDescription, describe, write_run
+from pretrain.runs.models import build_model
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine.test_checkpoint import sign, state_of
 

@@ -11,7 +11,7 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid
 from pretrain.engine.plain import MOMENTS
-from pretrain.training.run_log import read_records
+from pretrain.runs.log import read_records
 from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
 from tests.reliability.phases_worker import STAGES
 from tests.reliability.runs import Launch

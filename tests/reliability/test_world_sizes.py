@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.training.run_log import read_records
+from pretrain.runs.log import read_records
 from tests.pretrain.training.test_train import wait_for_step
 from tests.reliability.runs import STEPS, Heard, Launch, alone, checkpoint_of, on_two_ranks
 

@@ -12,10 +12,10 @@ from foundation.config import ConfigError
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
+from pretrain.planning.estimates import flops_per_token
 from pretrain.presets import PRESETS
-from pretrain.training.estimates import flops_per_token
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import describe
+from pretrain.runs.folder import describe
+from pretrain.runs.models import build_model
 from samplers import floors
 
 NAMES = ("uniform", "unigram")

@@ -13,8 +13,8 @@ from pretrain.method.registry import objective_class
 from pretrain.method.sampling import Draw
 from pretrain.model.distribution import hp_loss_weights
 from pretrain.presets import PRESETS
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import describe
+from pretrain.runs.folder import describe
+from pretrain.runs.models import build_model
 
 ORIGINAL = 2
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from pretrain.presets import TINY, with_objective
-from pretrain.training.run_folder import DESCRIPTION, RunDescription, write_json
-from pretrain.training.run_log import RunLog
+from pretrain.runs.folder import DESCRIPTION, RunDescription, write_json
+from pretrain.runs.log import RunLog
 
 GENERATOR = ("generator_loss", "mlm_loss", "mlm_accuracy")
 DISCRIMINATOR = (

@@ -16,7 +16,7 @@ from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import EngineState, save
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.electra import Electra
-from pretrain.training.run_folder import RunDescription
+from pretrain.runs.folder import RunDescription
 from tests.pretrain.conftest import MASK, PAD, SMALL_MODEL, VOCABULARY
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from pretrain.analysis.evaluation import HeldOut, one_line, open_matching
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.data.shards import Shards
 from pretrain.presets import TINY
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import describe, write_run
-from pretrain.training.run_log import RunLog
+from pretrain.runs.folder import describe, write_run
+from pretrain.runs.log import RunLog
+from pretrain.runs.models import build_model
 
 
 def test_the_first_sequences_are_read_in_order_for_any_batch_size(shards_folder: Path) -> None:

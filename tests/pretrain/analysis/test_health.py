@@ -18,8 +18,8 @@ from pretrain.analysis.symptoms import Symptoms
 from pretrain.data.shards import Shards
 from pretrain.doctor import DoctorOptions, main
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.run_folder import describe, write_run
-from pretrain.training.run_log import RunLog
+from pretrain.runs.folder import describe, write_run
+from pretrain.runs.log import RunLog
 
 STEPS, EVERY = 600, 50
 HEALTHY: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
 from pretrain.presets import PRESETS, with_objective
-from pretrain.training.run_folder import RunDescription, describe
+from pretrain.runs.folder import RunDescription, describe
 from tests.pretrain.conftest import OBJECTIVES
 
 

@@ -12,7 +12,7 @@ from foundation.locks import Lock
 from pretrain.analysis.run_history import nearest_preset, read_history, read_log, value_of
 from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.presets import SMALL, TINY
-from pretrain.training.run_log import read_records
+from pretrain.runs.log import read_records
 from tests.pretrain.analysis.runs import write_run
 
 

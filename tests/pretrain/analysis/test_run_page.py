@@ -17,7 +17,7 @@ from foundation.config import ConfigError
 from pretrain.analysis.figures import CHARTS
 from pretrain.analysis.run_page import write_page
 from pretrain.job.rank_log import EndRecord, write_record
-from pretrain.training.run_folder import DESCRIPTION
+from pretrain.runs.folder import DESCRIPTION
 from tests.conftest import REPOSITORY
 from tests.pretrain.analysis.runs import values, write_run
 

@@ -10,8 +10,8 @@ from data_prep.tokens import open_tokenizer
 from pretrain.analysis.symptoms import RECENT, SkippedCheck, Symptoms
 from pretrain.data.shards import Shards
 from pretrain.presets import PRESETS
-from pretrain.training.run_folder import describe, write_run
-from pretrain.training.run_log import RunLog
+from pretrain.runs.folder import describe, write_run
+from pretrain.runs.log import RunLog
 
 
 @pytest.fixture

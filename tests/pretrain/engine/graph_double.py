@@ -25,8 +25,9 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import leave, start_processes
-from pretrain.model import cpu_ops, ops
+from pretrain.model import ops
 from pretrain.model.encoder import Stack
+from pretrain.model.kernels import cpu_ops
 from pretrain.training.metrics import MetricTotals
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import SMALL_MODEL, new_model

@@ -12,9 +12,9 @@ from pretrain.data.batches import Batch
 from pretrain.huggingface.forms import WORDS
 from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
-from pretrain.training.models import initial_model
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.runs.models import initial_model
 
 SIZES = {
     "vocab_size": 300,

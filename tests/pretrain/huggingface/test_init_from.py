@@ -20,11 +20,11 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
-from pretrain.training.estimates import GPUS
-from pretrain.training.models import build_model, initial_model, load_trained
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.plan_warnings import plan_warnings
+from pretrain.planning.estimates import GPUS
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.planning.plan_warnings import plan_warnings
+from pretrain.runs.models import build_model, initial_model, load_trained
 from tests.conftest import REPOSITORY
 from tests.data_prep.test_tokens import write_byte_level_bpe
 from tests.pretrain.training.test_train import Launch, finished, run_arguments

@@ -5,8 +5,9 @@ import torch
 from transformers import ElectraConfig, ElectraModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from pretrain.model import cpu_ops, ops
+from pretrain.model import ops
 from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, EncoderConfig, relative_bucket
+from pretrain.model.kernels import cpu_ops
 from pretrain.model.modern import ModernConfig, ModernEncoder
 
 SIZES = {

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.model import cpu_ops, ops
+from pretrain.model import ops
+from pretrain.model.kernels import cpu_ops
 
 PLAIN = runpy.run_path(str(ops.__file__))
 """The module as written, even if an engine in this process has replaced its functions."""

@@ -15,15 +15,15 @@ from pretrain.engine.plain import MOMENTS
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.method.electra import Electra
-from pretrain.training.models import initial_model
-from pretrain.training.plan import make_plan
-from pretrain.training.run_folder import CHECKPOINTS, read_run
+from pretrain.planning.plan import make_plan
+from pretrain.runs.folder import CHECKPOINTS, read_run
+from pretrain.runs.models import initial_model
 from pretrain.training.train import build_training, measured_machine
 from pretrain.training.train import train as train_run
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import SMALL_MODEL
 from tests.pretrain.engine.engine_worker import same_states
-from tests.pretrain.training.test_plan import options
+from tests.pretrain.planning.test_plan import options
 
 
 def make_engine(model: Electra, **optim: object) -> Engine:

@@ -10,10 +10,10 @@ import torch
 
 from foundation.config import ConfigError
 from pretrain.job.processes import start_processes
+from pretrain.planning.estimates import GPUS, Sizes, step_seconds, this_machine
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import Plan, make_plan
 from pretrain.presets import TINY, preset
-from pretrain.training.estimates import GPUS, Sizes, step_seconds, this_machine
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import Plan, make_plan
 from tests.conftest import REPOSITORY
 
 

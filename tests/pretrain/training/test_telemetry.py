@@ -24,17 +24,17 @@ from pretrain.job.watchdog import Watchdog
 from pretrain.method.electra import Electra, ElectraOutput
 from pretrain.method.registry import BUILT_IN, load_objective
 from pretrain.model.config import ElectraModelConfig
-from pretrain.training.curves import curve_name, curves_of, flat
-from pretrain.training.estimates import Machine, flops_per_token
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.run_log import read_records
+from pretrain.planning.estimates import Machine, flops_per_token
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.runs.curves import curve_name, curves_of, flat
+from pretrain.runs.log import read_records
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
 from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY, needs
 from tests.pretrain.conftest import SAMPLERS, VOCABULARY, new_model
 from tests.pretrain.engine import engine_worker as worker
-from tests.pretrain.training.test_plan import options
+from tests.pretrain.planning.test_plan import options
 
 STEPS = 6
 HANG_TIMEOUT = 120.0

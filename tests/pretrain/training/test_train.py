@@ -20,10 +20,10 @@ from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, Unread
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.training.curves import flat
-from pretrain.training.options import RunOptions
-from pretrain.training.plan import make_plan
-from pretrain.training.run_log import read_records
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.runs.curves import flat
+from pretrain.runs.log import read_records
 from pretrain.training.train import build_training, measured_machine, train
 from tests.pretrain.engine import graph_double
 from tests.pretrain.training.zero_worker import FORCED_STEPS, OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
@@ -252,7 +252,7 @@ def test_a_step_is_read_after_the_next_backward_unless_something_is_due(
 def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that replays CUDA graphs, by their double."""
     graph_double.install(monkeypatch)
-    monkeypatch.setattr("pretrain.training.plan.unreplayable", lambda *_: ())
+    monkeypatch.setattr("pretrain.planning.plan.unreplayable", lambda *_: ())
     monkeypatch.setattr(Batch, "to", lambda batch, device, counts=True, to=Batch.to: to(batch, device, counts=True))
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from foundation.config import ConfigError
-from pretrain.training.curves import Curves, Histogram
+from pretrain.runs.curves import Curves, Histogram
 from tests.pretrain.analysis.runs import write_run
 
 wandb = pytest.importorskip("wandb", reason="W&B is optional: pip install -e .[wandb]")
 
 from wandb.proto.wandb_internal_pb2 import Record  # noqa: E402
 
-from pretrain.training.curves import WeightsAndBiases  # noqa: E402
+from pretrain.runs.curves import WeightsAndBiases  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ from pretrain.job.processes import World, leave, start_processes
 from pretrain.method.registry import load_objective, objective_class
 from pretrain.model.distribution import Dense
 from pretrain.presets import PRESETS
-from pretrain.training.models import build_model
-from pretrain.training.run_folder import describe
+from pretrain.runs.folder import describe
+from pretrain.runs.models import build_model
 from pretrain.training.telemetry import MetricTotals
 from tests.deepspeed_values import values_of
 

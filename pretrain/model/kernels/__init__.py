@@ -1,0 +1,1 @@
+"""Faster forms of `ops`: on CPUs, and in Triton on GPUs."""

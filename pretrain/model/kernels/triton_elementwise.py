@@ -1,0 +1,236 @@
+"""GELU, LayerNorm after dropout and residual, and sums of columns (a bias's gradient) in Triton: fewer passes over
+memory, with the same bits in every run.
+
+- GELU's backward also sums the gradient of the bias that was added before it.
+- Dropout, residual and LayerNorm are one pass forward and one backward. For the backward they keep the sum, and each
+  row's mean and inverse standard deviation; it draws dropout again, 16 bits per value.
+- The gradients of weights and biases are added in fp32: first by a fixed number of programs, then their sums. There is
+  no atomic addition. PyTorch's own sum of columns takes 1.1 to 1.9 times as long (docs/evidence/gpu.md).
+
+The kernels: `elementwise_kernels`. Shape letters: X any leading dimensions, R rows (their product), I inputs, O
+outputs, H hidden size, P programs or layers, M matrices, C columns.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from triton import cdiv, next_power_of_2
+
+from pretrain.model import ops
+from pretrain.model.kernels import elementwise_kernels as kernels
+from pretrain.model.kernels.triton_attention import dropout_of
+
+BITS = 16
+"""Random bits per value for dropout, as in `cpu_ops`."""
+PROGRAMS = 512
+"""Maximum programs that sum gradients of weights and biases; fixed, so that the order of the sums is fixed."""
+NORM_TILE, GELU_TILE, GELU_COLUMNS = 4096, 2048, 64
+"""Values per tile, and columns of GELU's: the fastest tried on an H100. A row of LayerNorm is never split."""
+SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 32, 128, 128
+"""Tile and programs of sums over many rows."""
+LAST_ROWS, LAST_COLUMNS, FEW_ROWS = 256, 16, 1024
+"""Tile of sums over few rows, such as partial sums, and how many rows are few."""
+
+
+def gelu_linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+    """Computes `ops.gelu_linear`."""
+    if input_XI.dtype == torch.float64:
+        return F.gelu(F.linear(input_XI, weight_OI, bias_O))
+    return _GeluLinear.apply(input_XI, weight_OI, bias_O)
+
+
+def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
+    """Computes `ops.layer_norm`."""
+    if input_XH.dtype == torch.float64 or torch.compiler.is_compiling():
+        return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
+    return _NormResidual.apply(input_XH, None, 0.0, weight_H, bias_H, eps)
+
+
+def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Computes `ops.linear`."""
+    if bias_O is None or torch.compiler.is_compiling():
+        return F.linear(input_XI, weight_OI, bias_O)
+    return _Linear.apply(input_XI, weight_OI, bias_O)
+
+
+def linears(input_XI: Tensor, layers: Sequence[ops.Linear]) -> tuple[Tensor, ...]:
+    """Computes `ops.linears`: the layers' gradients in 6 launches instead of 14 for three of them."""
+    if torch.compiler.is_compiling():
+        return tuple(F.linear(input_XI, layer.weight, layer.bias) for layer in layers)
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    return _Linears.apply(input_XI, *weights, *biases)
+
+
+def norm_residual(
+    values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor, eps: float
+) -> Tensor:
+    """Computes `ops.norm_residual`."""
+    if values_XH.dtype == torch.float64:
+        return F.layer_norm(residual_XH + F.dropout(values_XH, p), weight_H.shape, weight_H, bias_H, eps)
+    return _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps)
+
+
+def column_sums(values_MRC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns each matrix's sums of columns, [M, C], added in fp32 and rounded once."""
+    if values_MRC.dtype == torch.float64:
+        return values_MRC.sum(1)
+    if values_MRC.shape[1] > FEW_ROWS:
+        values_MRC = _column_sums(values_MRC, torch.float32, SUM_PROGRAMS, SUM_ROWS, SUM_COLUMNS)
+    return _column_sums(values_MRC, dtype, 1, LAST_ROWS, LAST_COLUMNS).squeeze(1)
+
+
+def _column_sums(values_MRC: Tensor, dtype: torch.dtype, programs: int, tile_rows: int, tile_columns: int) -> Tensor:
+    M, R, C = values_MRC.shape
+    sums_MPC = values_MRC.new_empty(M, programs, C, dtype=dtype)
+    kernels.column_sums[programs, cdiv(C, tile_columns), M](
+        values_MRC.contiguous(), sums_MPC, R, C, cdiv(R, tile_rows), R=tile_rows, C=tile_columns, num_warps=4
+    )
+    return sums_MPC
+
+
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the parts as one tensor [P, ...]: a view if adjacent in memory, as attention's are, else a copy."""
+    first, size = parts[0], parts[0].numel()
+    follow = (
+        part.is_contiguous()
+        and part.untyped_storage()._cdata == first.untyped_storage()._cdata
+        and part.storage_offset() == first.storage_offset() + number * size
+        for number, part in enumerate(parts)
+    )
+    return (
+        first.as_strided((len(parts), *first.shape), (size, *first.stride())) if all(follow) else torch.stack([*parts])
+    )
+
+
+def tile_of(columns: int, values: int = NORM_TILE) -> dict[str, int]:
+    """Returns the rows and columns of a kernel's tile of at most so many values, and its number of warps."""
+    width = max(16, next_power_of_2(columns))
+    return {"R": min(32, max(1, values // width)), "C": width, "num_warps": 4}
+
+
+class _GeluLinear(torch.autograd.Function):
+    """GELU(x W^T + b), which saves x and the argument of GELU."""
+
+    @staticmethod
+    def forward(ctx: Any, input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+        before_XO = F.linear(input_XI, weight_OI, bias_O)
+        ctx.save_for_backward(input_XI, weight_OI, before_XO)
+        return F.gelu(before_XO)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_XO: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        input_XI, weight_OI, before_XO = ctx.saved_tensors
+        before_RO, gradient_RO = before_XO.flatten(0, -2), gradient_XO.flatten(0, -2).contiguous()
+        rows, columns = before_RO.shape
+        tile = tile_of(min(columns, GELU_COLUMNS), GELU_TILE)
+        tiles = cdiv(rows, tile["R"])
+        programs = min(PROGRAMS, tiles)
+        slope_RO = torch.empty_like(before_RO)
+        partial_PO = before_RO.new_empty(programs, columns, dtype=torch.float32)
+        kernels.gelu_backward[programs, cdiv(columns, tile["C"])](
+            before_RO, gradient_RO, slope_RO, partial_PO, rows, columns, tiles, **tile
+        )
+        input_gradient_XI = (slope_RO @ weight_OI).view_as(input_XI)
+        weight_gradient_OI = slope_RO.T @ input_XI.flatten(0, -2)
+        return input_gradient_XI, weight_gradient_OI, column_sums(partial_PO[None], weight_OI.dtype)[0]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+        ctx.save_for_backward(input_XI, weight_OI)
+        return F.linear(input_XI, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_XO: Tensor) -> tuple[Tensor | None, ...]:
+        input_XI, weight_OI = ctx.saved_tensors
+        gradient_RO, (of_input, of_weight, of_bias) = gradient_XO.flatten(0, -2), ctx.needs_input_grad
+        return (
+            (gradient_RO @ weight_OI).view_as(input_XI) if of_input else None,
+            gradient_RO.T @ input_XI.flatten(0, -2) if of_weight else None,
+            column_sums(gradient_RO[None], weight_OI.dtype)[0] if of_bias else None,
+        )
+
+
+class _Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input_XI: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
+        count = len(weights_and_biases) // 2
+        ctx.save_for_backward(input_XI, *weights_and_biases[:count])
+        pairs = zip(weights_and_biases[:count], weights_and_biases[count:], strict=True)
+        return tuple(F.linear(input_XI, weight_OI, bias_O) for weight_OI, bias_O in pairs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients_XO: Tensor) -> tuple[Tensor, ...]:
+        """Computes all weights' gradients in one product, all biases' in one sum of columns, and the input's in one
+        product per layer.
+        """
+        input_XI, *weights = ctx.saved_tensors
+        input_RI = input_XI.flatten(0, -2)
+        gradient_PRO = together([gradient_XO.flatten(0, -2) for gradient_XO in gradients_XO])
+        input_gradient_RI = gradient_PRO[0] @ weights[0]
+        for gradient_RO, weight_OI in zip(gradient_PRO[1:], weights[1:], strict=True):
+            input_gradient_RI.addmm_(gradient_RO, weight_OI)
+        weight_gradient_POI = gradient_PRO.mT.bmm(input_RI.expand(len(weights), -1, -1))
+        return input_gradient_RI.view_as(input_XI), *weight_gradient_POI, *column_sums(gradient_PRO, input_RI.dtype)
+
+
+class _NormResidual(torch.autograd.Function):
+    """LayerNorm(residual + dropout(values)), or without residual LayerNorm(values)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values_XH: Tensor,
+        residual_XH: Tensor | None,
+        p: float,
+        weight_H: Tensor,
+        bias_H: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        values_RH = values_XH.flatten(0, -2).contiguous()
+        residual_RH = None if residual_XH is None else residual_XH.flatten(0, -2).contiguous()
+        (R, H), tile = values_RH.shape, tile_of(values_RH.shape[1])
+        seed, *ctx.dropout = dropout_of(p, values_RH.device, BITS)
+        ctx.tile = tile | {"DROPOUT": seed is not None}
+        total_RH = values_RH if residual_RH is None else torch.empty_like(values_RH)
+        output_RH, (mean_R, inverse_R) = torch.empty_like(values_RH), values_RH.new_empty(2, R, dtype=torch.float32)
+        kernels.norm_forward[(cdiv(R, tile["R"]),)](
+            *(values_RH, residual_RH, weight_H, bias_H, seed, total_RH, output_RH, mean_R, inverse_R),
+            *(R, H, *ctx.dropout, eps),
+            **ctx.tile,
+        )
+        ctx.save_for_backward(total_RH, weight_H, seed, mean_R, inverse_R)
+        return output_RH.view_as(values_XH)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_XH: Tensor) -> tuple[Tensor | None, ...]:
+        total_RH, weight_H, seed, mean_R, inverse_R = ctx.saved_tensors
+        (R, H), tiles = total_RH.shape, cdiv(len(total_RH), ctx.tile["R"])
+        gradient_RH = gradient_XH.flatten(0, -2).contiguous()
+        residual_gradient_RH = torch.empty_like(total_RH)
+        values_gradient_RH = torch.empty_like(total_RH) if ctx.tile["DROPOUT"] else residual_gradient_RH
+        partial_P2H = mean_R.new_empty(min(PROGRAMS, tiles), 2, H)
+        kernels.norm_backward[(len(partial_P2H),)](
+            *(gradient_RH, total_RH, weight_H, seed, mean_R, inverse_R),
+            *(values_gradient_RH, residual_gradient_RH, partial_P2H, R, H, tiles, *ctx.dropout),
+            **ctx.tile,
+        )
+        weight_gradient_H, bias_gradient_H = column_sums(partial_P2H.flatten(1)[None], weight_H.dtype).view(2, H)
+        _, of_residual, _, _, of_bias, _ = ctx.needs_input_grad
+        return (
+            values_gradient_RH.view_as(gradient_XH),
+            residual_gradient_RH.view_as(gradient_XH) if of_residual else None,
+            None,
+            weight_gradient_H,
+            bias_gradient_H if of_bias else None,
+            None,
+        )

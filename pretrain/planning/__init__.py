@@ -1,0 +1,1 @@
+"""Plans of runs: options, checks, warnings, estimates, hosts."""

@@ -1,0 +1,87 @@
+"""Claims about the choice of Triton's operations."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pretrain.model import ops
+from pretrain.model.kernels import cuda_ops
+
+pytest.importorskip("triton")
+from pretrain.model.kernels import triton_elementwise
+
+FORMS = ("attend", "attention_bias", "gelu_linear", "layer_norm", "linear", "linears", "norm_residual", "softmax")
+
+
+pytestmark = pytest.mark.usefixtures("plain_ops")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
+def test_triton_is_used_from_ampere_on(capability: tuple[int, int]) -> None:
+    plain = {name: getattr(ops, name) for name in FORMS}
+    cuda_ops.use(capability)
+    assert not [name for name in FORMS if getattr(ops, name) is plain[name]]
+
+
+@pytest.mark.parametrize(("capability", "shared"), [((7, 0), 96 * 1024), ((9, 0), 96 * 1024)])
+def test_a_v100_or_too_little_shared_memory_keeps_pytorchs_operations(capability: tuple[int, int], shared: int) -> None:
+    plain = {name: getattr(ops, name) for name in FORMS}
+    cuda_ops.use(capability, shared=shared)
+    assert {name: getattr(ops, name) for name in FORMS} == plain
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations by name, views aside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("follow", [True, False], ids=["gradients in one tensor", "gradients apart"])
+def test_layers_that_share_their_input_have_the_gradients_of_each_alone(follow: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 4, dtype=torch.float64) for _ in range(3)]
+    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    leaves = [x, *(parameter for layer in layers for parameter in layer.parameters())]
+    results = []
+    for form in (ops.linears, triton_elementwise.linears):
+        outputs = form(x, layers)
+        gradients = [*upstream] if follow else [part.clone() for part in upstream]
+        with Counted() as counted:
+            results.append([*outputs, *torch.autograd.grad(outputs, leaves, gradients)])
+    assert all(torch.allclose(*pair, rtol=1e-12, atol=1e-13) for pair in zip(*results, strict=True))
+    assert +counted.calls == {"mm": 1, "addmm_": 2, "bmm": 1, "sum": 1, **({} if follow else {"stack": 1})}
+
+
+def test_weights_that_stage_3_partitions_are_used_by_their_own_modules() -> None:
+    cuda_ops.use((9, 0))
+    assert ops.linears is triton_elementwise.linears and ops.softmax is not cuda_ops.PLAIN_SOFTMAX
+    cuda_ops.use((9, 0), partitioned=True)
+    assert (ops.linears, ops.softmax) == (cuda_ops.PLAIN_LINEARS, cuda_ops.PLAIN_SOFTMAX)
+    layers, called = [nn.Linear(3, 3) for _ in range(3)], []
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, *_: called.append(layer))
+    ops.linears(torch.zeros(2, 3), layers)
+    assert called == layers
+
+
+@pytest.mark.parametrize(("head_size", "dtype"), [(64, torch.float32), (64, torch.float64), (256, torch.float16)])
+def test_in_fp32_and_for_wide_heads_attention_is_pytorchs(head_size: int, dtype: torch.dtype) -> None:
+    visible_BL = torch.arange(5) < torch.tensor([[5], [3]])
+    query, key, value = torch.randn(3, 2, 1, 5, head_size, dtype=dtype)
+    results = []
+    for _ in range(2):
+        bias = ops.attention_bias(visible_BL, lambda distance_X: 0.1 * distance_X[..., None], 2, head_size, dtype)
+        results.append(ops.attend(query, key, value, bias, 0.0))
+        cuda_ops.use((9, 0))
+    assert torch.equal(*results)

@@ -1,0 +1,177 @@
+"""Claims about GELU and LayerNorm in Triton, whose kernels run interpreted on the CPU, against float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pretrain.model import ops
+
+pytest.importorskip("triton")
+
+from pretrain.model.kernels import triton_elementwise
+from pretrain.model.kernels.triton_elementwise import column_sums, gelu_linear, layer_norm, norm_residual, tile_of
+
+EXACT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+"""Norm of the error allowed, relative to the norm of the result."""
+
+
+def leaves(*shapes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
+
+
+def results(output: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The output, and the gradients of its product with fixed numbers."""
+    gradient = torch.linspace(-2, 3, output.numel()).roll(7).view_as(output).to(output.dtype)
+    return output.detach(), *torch.autograd.grad(output, given, gradient)
+
+
+def assert_close(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], allowed: float) -> None:
+    for own, reference in zip(ours, exact, strict=True):
+        assert own.isfinite().all()
+        assert (own.double() - reference.double()).norm() <= allowed * reference.double().norm()
+
+
+# GELU
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "dtype"),
+    [
+        ((3, 7), (24, 40), torch.float32),
+        ((41,), (32, 200), torch.float16),
+        ((2, 19), (16, 128), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_gelu_of_a_dense_layer_is_that_of_float64(
+    shape: tuple[int, ...], sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    inner, outer = sizes
+    given = leaves((*shape, inner), (outer, inner), (outer,), dtype=dtype)
+    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    by_hand = results(F.gelu(F.linear(*exact)), exact)
+    assert_close(results(gelu_linear(*given), given), by_hand, 2 * EXACT[dtype])
+
+
+# LayerNorm
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 5, 48), torch.float32),
+        ((70, 64), torch.float16),
+        ((2, 3, 768), torch.bfloat16),
+        ((2, 1024), torch.float32),
+    ],
+    ids=str,
+)
+def test_layer_norm_of_a_sum_is_that_of_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = leaves(shape, shape, shape[-1:], shape[-1:], dtype=dtype)
+    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    values, residual, weight, bias = exact
+    by_hand = results(F.layer_norm(residual + values, weight.shape, weight, bias, 1e-12), exact)
+    values, residual, weight, bias = given
+    assert_close(results(norm_residual(values, residual, 0.0, weight, bias, 1e-12), given), by_hand, EXACT[dtype])
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 5, 48), torch.float32), ((70, 64), torch.float16), ((2, 3, 768), torch.bfloat16)],
+    ids=str,
+)
+def test_layer_norm_is_that_of_float64_with_or_without_a_bias(
+    shape: tuple[int, ...], dtype: torch.dtype, biased: bool
+) -> None:
+    given = leaves(shape, *[shape[-1:]] * (1 + biased), dtype=dtype)
+    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    values, weight, *bias = exact
+    by_hand = results(F.layer_norm(values, weight.shape, weight, *bias, eps=1e-5), exact)
+    values, weight, *bias = given
+    assert_close(results(layer_norm(values, weight, *bias or [None], 1e-5), given), by_hand, EXACT[dtype])
+
+
+def test_rows_of_equal_values_give_finite_gradients() -> None:
+    values, residual, weight, bias = given = leaves((4, 32), (4, 32), (32,), (32,), dtype=torch.float32)
+    with torch.no_grad():
+        values.fill_(1.0)
+        residual[:2] = 3.0
+        residual[2:] = 1e4
+        residual[3, 0] += 1e-3
+    ours = results(norm_residual(values, residual, 0.0, weight, bias, 1e-12), given)
+    plain = results(ops.norm_residual(values, residual, 0.0, weight, bias, 1e-12), given)
+    assert all(part.isfinite().all() for part in ours)
+    assert torch.allclose(ours[0][:3], plain[0][:3])
+
+
+def kept(shape: tuple[int, int], p: float) -> Tensor:
+    """The factors of dropout that the kernel draws from PyTorch's current seed: 0 where no gradient arrives."""
+    state = torch.get_rng_state()
+    values = torch.ones(shape).requires_grad_()
+    residual, weight = torch.randn(shape), torch.randn(shape[1])
+    torch.set_rng_state(state)
+    output = norm_residual(values, residual, p, weight, torch.zeros(shape[1]), 1e-12)
+    (gradient,) = torch.autograd.grad(output, values, torch.randn(shape))
+    torch.set_rng_state(state)
+    return (gradient != 0) / (1 - p)
+
+
+def test_with_dropout_forward_and_backward_use_the_same_factors() -> None:
+    given = values, residual, weight, bias = leaves((9, 96), (9, 96), (96,), (96,), dtype=torch.float32)
+    factor = kept((9, 96), 0.25)
+    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    total = exact[1] + exact[0] * factor
+    by_hand = results(F.layer_norm(total, (96,), exact[2], exact[3], 1e-12), exact)
+    assert_close(results(norm_residual(values, residual, 0.25, weight, bias, 1e-12), given), by_hand, 1e-5)
+
+
+def test_dropout_keeps_the_right_share_and_rows_and_columns_differ() -> None:
+    torch.manual_seed(1)
+    dropped = kept((128, 256), 0.1) == 0
+    assert abs(dropped.double().mean().item() - 0.1) < 4 * (0.09 / dropped.numel()) ** 0.5
+    for lines in (dropped, dropped.T):
+        correlation = torch.corrcoef(lines.double()) - torch.eye(len(lines))
+        assert correlation.abs().max().item() < 6 / lines.shape[1] ** 0.5
+
+
+def test_dropout_follows_pytorchs_seed() -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(kept((8, 64), 0.5))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+# Sums of columns
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 7, 40), (2, 1100, 130), (1, 4200, 1)], ids=str)
+def test_sums_of_columns_are_those_of_float64_rounded_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    (values,) = leaves(shape, dtype=dtype)
+    exact = values.detach().double().sum(1)
+    spacing = torch.finfo(dtype).eps * exact.abs() + 1e-6 * shape[1] ** 0.5
+    assert ((column_sums(values.detach(), dtype).double() - exact).abs() <= spacing).all()
+
+
+# All
+
+
+def test_two_runs_have_the_same_bits_with_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_elementwise, "PROGRAMS", 2)
+    rows = 4 * tile_of(16)["R"] + 5  # two programs have two tiles or three
+    values, residual, weight, bias = given = leaves((rows, 16), (rows, 16), (16,), (16,), dtype=torch.float16)
+    inner = (values, *leaves((16, 16), (16,), dtype=torch.float16))
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append(
+            (
+                *results(norm_residual(values, residual, 0.1, weight, bias, 1e-12), given),
+                *results(gelu_linear(*inner), inner),
+            )
+        )
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -1,0 +1,239 @@
+"""Claims about a run's initial model; test_evaluate.py covers loading a trained one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from foundation.config import ConfigError
+from pretrain.config import with_overrides
+from pretrain.data.shards import Shards
+from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
+from pretrain.engine.plain import MOMENTS
+from pretrain.method.objective import Objective
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.presets import PRESETS, with_objective
+from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.models import build_model, empty_model, initial_model, initial_state
+from tests.pretrain.data.range_server import serving
+
+
+def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
+    shards = Shards(shards_folder)
+    descriptions = [describe(with_overrides(PRESETS["tiny"], [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
+    first, again, other = (build_model(description) for description in descriptions)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    table = "discriminator.embeddings.word_embeddings.weight"
+    assert not torch.equal(first.state_dict()[table], other.state_dict()[table])
+    assert first.special_mask_id == shards.manifest.special_tokens.mask
+
+
+@pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
+def test_a_model_without_weights_has_the_same_shapes_and_shared_parameters(objective: str, shards_folder: Path) -> None:
+    description = describe(with_objective(PRESETS["tiny"], objective), Shards(shards_folder))
+    full, empty = (
+        {name: (parameter.shape, parameter.dtype, parameter.device) for name, parameter in model.named_parameters()}
+        for model in (build_model(description), empty_model(description))
+    )
+    assert empty == full
+
+
+@pytest.fixture
+def run_of(shards_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Objective]]:
+    """Writes the folder of a run of an objective, with one checkpoint of random weights and moments after 7 steps, of
+    which one overflowed; with `tokens`, the run knows only so many of the data's.
+    """
+
+    def write(objective: str, tokens: int = 300, preset: str = "tiny", muon: bool = False) -> tuple[Path, Objective]:
+        settings = ["seed=5", f"optim.muon={str(muon).lower()}"]
+        run = with_overrides(with_objective(PRESETS[preset], objective), settings)
+        description = describe(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
+        model = build_model(description)
+        weights, *moments = (
+            {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()} for _ in range(3)
+        )
+        model.load_state_dict(weights, strict=False)
+        folder = tmp_path / "run"
+        write_run(folder, description, {})
+        vocabulary = folder / "tokenizer" / "vocab.txt"
+        vocabulary.write_text("\n".join(vocabulary.read_text().splitlines()[:tokens]) + "\n")
+        (folder / "tokenizer" / "tokenizer.json").unlink()
+        state = EngineState(6, {"cur_scale": 4.0}, weights, dict(zip(MOMENTS, moments, strict=True)))
+        save(folder / CHECKPOINTS, 7, state, {}, keep_last=1)
+        return folder, model
+
+    return write
+
+
+def test_new_tokens_are_those_of_shards_behind_a_url(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run, _ = run_of("hp_loss", tokens=290)
+    with serving(shards_folder, delay=0.0) as server:
+        remote = start_from(shards_folder, run, data=(server.url,), output=tmp_path / "none")
+    local = start_from(shards_folder, run)
+    assert all(torch.equal(weight, local.state_dict()[name]) for name, weight in remote.state_dict().items())
+
+
+def start_from(shards: Path, run: Path, **changes: object) -> Objective:
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
+    plan = make_plan(RunOptions.from_values(values))
+    return initial_model(plan.description, plan.sources)
+
+
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
+def test_a_run_starts_another_with_bitwise_all_its_weights(
+    objective: str,
+    run_of: Callable[..., tuple[Path, Objective]],
+    shards_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, trained = run_of(objective)
+    weights = start_from(shards_folder, run, objective=objective).state_dict()
+    assert weights.keys() == trained.state_dict().keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in trained.state_dict().items())
+    assert "start fresh" not in capsys.readouterr().out
+
+
+def test_a_run_of_another_objective_starts_all_but_the_sampling_head(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, trained = run_of("hp_loss")
+    weights = start_from(shards_folder, run, objective="hp_dist").state_dict()
+    changed = {
+        name.split(".")[0] for name, weight in trained.state_dict().items() if not torch.equal(weight, weights[name])
+    }
+    assert changed == {"sampler_transform", "sampler_scores"}
+    assert "shared embeddings: sampler_transform, sampler_scores\n" in capsys.readouterr().out
+
+
+def test_a_masked_language_models_run_starts_the_generator(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("mlm")
+    weights = start_from(shards_folder, run).state_dict()
+    assert all(
+        torch.equal(weights[name.replace("electra.", "generator.")], weight)
+        for name, weight in trained.state_dict().items()
+    )
+
+
+def test_a_run_without_a_generator_starts_the_discriminator(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("uniform")
+    started = start_from(shards_folder, run).exported(".").state_dict()
+    assert all(torch.equal(started[name], weight) for name, weight in trained.exported(".").state_dict().items())
+
+
+def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
+    run, _ = run_of("hp_loss")
+    path = run / "tokenizer" / "vocab.txt"
+    tokens = path.read_text().splitlines()
+    tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
+    path.write_text("\n".join(tokens) + "\n")
+    with pytest.raises(ConfigError, match="is neither the data's nor its beginning"):
+        start_from(shards_folder, run)
+
+
+def test_a_masked_language_models_run_starts_another_with_bitwise_all_its_weights(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("mlm")
+    weights = start_from(shards_folder, run, objective="mlm").state_dict()
+    assert all(torch.equal(weights[name], weight) for name, weight in trained.state_dict().items())
+
+
+def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, EngineState]:
+    """The state that a run keeps at its start, and the state of the checkpoint it is from."""
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
+    plan = make_plan(RunOptions.from_values(values | {"keep_optimizer": True}))
+    state = initial_state(plan.description, plan.sources)[1]
+    saved = newest_valid(run / CHECKPOINTS)
+    assert state is not None and saved is not None
+    return state, load(saved)[0]
+
+
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist", "mlm"])
+def test_a_kept_optimizer_is_bitwise_the_runs_but_for_its_loss_scale(
+    objective: str, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    state, saved = kept_from(shards_folder, run_of(objective)[0], objective=objective)
+    assert (state.adam_steps, state.loss_scale) == (6, {})
+    for ours, theirs in (
+        (state.weights, saved.weights),
+        *((state.moments[key], saved.moments[key]) for key in MOMENTS),
+    ):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("before", "now"), [(False, True), (True, True), (True, False)])
+def test_muons_state_is_refused_under_adamw_as_it_has_no_second_moments_and_adamws_is_kept_under_muon(
+    before: bool, now: bool, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, given = run_of("hp_loss", muon=before)[0], {"set": (f"optim.muon={str(now).lower()}",)}
+    if now:
+        ours, theirs = (state.moments["exp_avg"] for state in kept_from(shards_folder, run, **given))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    else:
+        with pytest.raises(ConfigError, match=r"^keep_optimizer: got optim\.muon true .*; add --set optim\.muon=true"):
+            kept_from(shards_folder, run, **given)
+
+
+def test_moments_of_added_positions_repeat_as_the_positions_do(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    state, saved = kept_from(shards_folder, run_of("hp_loss")[0], set=("model.max_positions=700",))
+    for ours, theirs in (
+        (state.weights, saved.weights),
+        *((state.moments[key], saved.moments[key]) for key in MOMENTS),
+    ):
+        for name, tensor in theirs.items():
+            longer = name.endswith("position_embeddings.weight")
+            assert torch.equal(ours[name], torch.cat([tensor, tensor[:188]]) if longer else tensor), name
+
+
+def test_a_second_phase_on_longer_sequences_changes_only_the_base_of_rotary_positions(
+    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    run, trained = run_of("hp_loss", preset="modern_tiny")
+    given = {"preset": "modern_tiny", "set": ("model.max_positions=8192", "model.global_theta=160000")}
+    started = start_from(shards_folder, run, **given)
+    config = started.discriminator.config
+    assert config == replace(trained.discriminator.config, max_position_embeddings=8192, global_theta=160_000.0)
+    assert all(torch.equal(started.state_dict()[name], weight) for name, weight in trained.state_dict().items())
+    state, saved = kept_from(shards_folder, run, **given)
+    assert all(
+        torch.equal(state.moments[key][name], saved.moments[key][name]) for key in MOMENTS for name in saved.weights
+    )
+
+
+def test_moments_of_new_tokens_are_zero(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
+    state, saved = kept_from(shards_folder, run_of("hp_loss", tokens=290)[0])
+    tables = [name for name in state.weights if len(state.weights[name]) == 300]
+    assert len(tables) == 3  # the words, and a bias in each of two heads
+    for key in MOMENTS:
+        for name, moment in state.moments[key].items():
+            theirs = saved.moments[key][name]
+            assert torch.equal(moment[: len(theirs)], theirs), name
+            assert len(moment) == len(theirs) or (name in tables and not moment[290:].any()), name
+    assert all(state.weights[name][290:].any() for name in tables)
+
+
+@pytest.mark.parametrize(("before", "fresh"), [("hp_loss", "sampler_"), ("mlm", ("discriminator", "sampler_"))])
+def test_parts_that_start_fresh_have_no_moments_and_all_others_keep_theirs(
+    before: str, fresh: str | tuple[str, ...], run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    state, saved = kept_from(shards_folder, run_of(before)[0], objective="hp_dist")
+    for key in MOMENTS:
+        for name, moment in state.moments[key].items():
+            if name.startswith(fresh):
+                assert not moment.any(), name
+            else:
+                theirs = saved.moments[key]
+                assert torch.equal(moment, theirs.get(name, theirs.get(name.replace("generator.", "electra.")))), name
