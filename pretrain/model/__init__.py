@@ -1,1 +1,1 @@
-"""The Transformer encoders and their heads, used by every model of this project, and their faster operations."""
+"""The Transformer encoders with their heads, and distributions over the vocabulary; kernels/ has faster operations."""

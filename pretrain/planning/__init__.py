@@ -1,1 +1,1 @@
-"""Plans of runs: options, checks, warnings, estimates, hosts."""
+"""What is decided before a run starts: options, plan, warnings, estimates of time and memory, hosts."""

@@ -1,1 +1,1 @@
-"""Runs on disk: folder, models, log, curves."""
+"""A run on disk: its folder, its models, its log and curves."""

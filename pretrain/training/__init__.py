@@ -1,1 +1,1 @@
-"""A run: its plan, folder, loop and log, and what it will need before it starts."""
+"""The training loop of a run, with its state, metrics and reports."""

@@ -1,1 +1,1 @@
-"""Faster forms of `ops`: on CPUs, and in Triton on GPUs."""
+"""Faster forms of the operations in `ops.py`: on CPUs, and in Triton on GPUs."""
