@@ -30,8 +30,8 @@ from data_prep.masking import mask_size
 from foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.model.distribution import Dense, inverse_cdf, largest
-from pretrain.model.encoder import EncoderSizes
 from pretrain.model.kernels import cpu_ops
+from pretrain.model.sizes import EncoderSizes
 from pretrain.presets import preset
 
 P = 0.1

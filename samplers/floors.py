@@ -19,7 +19,7 @@ from pretrain.method.electra import Detection, DetectionConfig, Electra
 from pretrain.method.sampling import Prediction, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import Dense
-from pretrain.model.encoder import EncoderSizes
+from pretrain.model.sizes import EncoderSizes
 
 MOST_TOKENS = 1 << 24
 """Tokens to count at most; the rarest frequency that matters, 1 in 10,000, is then known to 3%."""

@@ -24,7 +24,7 @@ from foundation.markdown_table import markdown_table
 from pretrain.huggingface.export import TOKENIZER_SETTINGS
 from pretrain.huggingface.folders import AGAIN, read_config
 from pretrain.huggingface.stored import read_stored, require_readable, write
-from pretrain.model.encoder import EncoderSizes
+from pretrain.model.sizes import EncoderSizes
 
 CANDIDATES, FINETUNED, LOCKS = "candidates", "finetuned", "locks"
 RESULTS = "results.json"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foundation.config import ConfigError, StrictConfig
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig, Parts
-from pretrain.model.encoder import EncoderSizes
+from pretrain.model.sizes import EncoderSizes
 
 DISCRIMINATOR, GENERATOR = "ElectraForPreTraining", "ElectraForMaskedLM"
 JOINT_ANSWERER = "ElectraForJointQuestionAnswering"

@@ -15,7 +15,8 @@ from foundation.config import ConfigError, StrictConfig
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_weights
 from pretrain.huggingface.forms import GENERATOR, WORDS, Form, form_named, form_of, renamed
 from pretrain.model import ops
-from pretrain.model.encoder import Encoder, EncoderSizes
+from pretrain.model.encoder import Encoder
+from pretrain.model.sizes import EncoderSizes
 
 Role = Literal["generator", "discriminator", "sampling head"]
 """A model that predicts masked tokens; any other; or a run's sampling head, which is no model of its own."""

@@ -20,8 +20,9 @@ from pretrain.method.losses import discriminator_loss
 from pretrain.method.objective import Cost, ElectraOutput, Objective, ObjectiveConfig, PredictionConfig
 from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import Encoder, EncoderSizes
+from pretrain.model.encoder import Encoder
 from pretrain.model.heads import HeadScores, VocabularyScores
+from pretrain.model.sizes import EncoderSizes
 
 SamplerLoss = Callable[[Tensor, Tensor], Tensor]
 """L_S of a draw, [B, K], as a function of the discriminator's logits and losses at the masked positions."""

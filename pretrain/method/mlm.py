@@ -10,8 +10,8 @@ from pretrain.method.electra import masked_states
 from pretrain.method.objective import MaskedLMOutput, Objective, PredictionConfig
 from pretrain.method.sampling import predict
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import EncoderSizes
 from pretrain.model.heads import HeadScores, VocabularyScores
+from pretrain.model.sizes import EncoderSizes
 
 
 class MaskedLM(Objective):

@@ -16,7 +16,7 @@ from pretrain.data.shards import Shards
 from pretrain.method.losses import Gamma
 from pretrain.method.sampling import Draw
 from pretrain.model.config import ModelConfig
-from pretrain.model.encoder import EncoderSizes
+from pretrain.model.sizes import EncoderSizes
 
 LARGEST_GAMMA = 100.0
 """Above it, (1 - p)^gamma is 0 in fp32 wherever p exceeds 0.6, and such positions would contribute no gradient."""

@@ -9,17 +9,8 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from foundation.config import StrictConfig
-from pretrain.model.encoder import (
-    DisentangledEmbeddings,
-    ElectraEncoder,
-    ElectraStack,
-    Embeddings,
-    Encoder,
-    EncoderConfig,
-    EncoderSizes,
-    Stack,
-    TokenEmbeddings,
-)
+from pretrain.model.encoder import ElectraEncoder, ElectraStack, Embeddings, Encoder, Stack, TokenEmbeddings
+from pretrain.model.gdes import DisentangledEmbeddings
 from pretrain.model.heads import DiscriminatorHead, VocabularyTransform
 from pretrain.model.modern import (
     DisentangledWords,
@@ -30,6 +21,7 @@ from pretrain.model.modern import (
     ModernTransform,
     WordEmbeddings,
 )
+from pretrain.model.sizes import EncoderConfig, EncoderSizes
 
 Width = Annotated[int, Field(gt=0, le=2**17)]
 """A layer width; the limit is nearly twice the widest published dense model (PaLM's feed-forward layer, 73,728)."""

@@ -10,87 +10,83 @@ F feed-forward size, V vocabulary.
 
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pretrain.model import ops
+from pretrain.model.sizes import EncoderConfig, EncoderSizes
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderSizes(ABC):
-    """The sizes that every kind of encoder has; field names follow Hugging Face's."""
+class Layer(nn.Module):
+    """Self-attention and feed-forward, each followed by dropout, residual and LayerNorm (post-norm, as BERT)."""
 
-    vocab_size: int
-    embedding_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int = 512
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-12
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.intermediate = Intermediate(config)
+        self.output = ResidualOutput(config.intermediate_size, config)
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
-
-    @abstractmethod
-    def layer_flops(self, length: int) -> float:
-        """Returns FLOPs per word piece of one layer's forward, averaged over the layers."""
-
-    @property
-    @abstractmethod
-    def layer_elements(self) -> int:
-        """How many activation values a layer keeps for the backward pass, per word piece."""
-
-    @property
-    def learns_bias(self) -> bool:
-        """True if attention adds a learned bias to its scores."""
-        return False
+    def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
+        attended_TH = self.attention(hidden_TH, packing, bias)
+        return self.output(self.intermediate(attended_TH), attended_TH)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig(EncoderSizes):
-    """ELECTRA's sizes and switches; field names follow Hugging Face's `ElectraConfig` where it has them."""
+class Attention(nn.Module):
+    """Multi-head self-attention with its output projection, dropout, residual connection and LayerNorm."""
 
-    type_vocab_size: int = 2
-    relative_position: bool = True
-    """T5's relative position bias, added to the scaled attention scores, in addition to absolute positions."""
-    relative_attention_num_buckets: int = 32
-    """T5's value."""
-    relative_attention_max_distance: int = 128
-    """T5's value, in word pieces."""
-    relative_bias_init: Literal["t5", "local"] = "t5"
-    """`t5`: normal with standard deviation H^-1/2, as in T5. `local`: each head prefers its left or right neighbor."""
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = ResidualOutput(config.hidden_size, config)
 
-    def layer_flops(self, length: int) -> float:
-        hidden = self.hidden_size
-        return 2.0 * (4 * hidden * hidden + 2 * hidden * self.intermediate_size + 2 * length * hidden)
-
-    @property
-    def layer_elements(self) -> int:
-        """Counts the layer's input; query, key, value and output of attention; the inputs of both LayerNorms; input and
-        output of GELU, and the input of the dense layer before it.
-        """
-        return 8 * self.hidden_size + 2 * self.intermediate_size
-
-    @property
-    def learns_bias(self) -> bool:
-        return self.relative_position
+    def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
+        return self.output(self.self(hidden_TH, packing, bias), hidden_TH)
 
 
-DISENTANGLED = ("word_embeddings.weight", "position_embeddings.weight")
-"""The tables in which `Disentangled` holds Delta."""
+class SelfAttention(nn.Module):
+    """softmax(Q K^T / sqrt(D) + bias) V, heads concatenated."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.dropout = config.attention_probs_dropout_prob
+        self.query = ops.Linear(config.hidden_size, config.hidden_size)
+        self.key = ops.Linear(config.hidden_size, config.hidden_size)
+        self.value = ops.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
+        projected = ops.linears(hidden_TH, (self.query, self.key, self.value))
+        query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.num_heads) for part_TH in projected)
+        context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
+        return packing.pack(context_BNLD.transpose(1, 2).flatten(2))
+
+
+class Intermediate(nn.Module):
+    """The feed-forward expansion: a dense layer, then GELU in its exact (erf) form."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = ops.GeluLinear(config.hidden_size, config.intermediate_size)
+
+    def forward(self, hidden_TH: Tensor) -> Tensor:
+        return self.dense(hidden_TH)
+
+
+class ResidualOutput(nn.Module):
+    """LayerNorm(residual + dropout(dense(x))): the last step of attention and of feed-forward."""
+
+    def __init__(self, in_features: int, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = ops.Linear(in_features, config.hidden_size)
+        self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+
+    def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
+        return self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
 
 
 class TokenEmbeddings(nn.Module):
@@ -125,55 +121,6 @@ class Embeddings(TokenEmbeddings):
         position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
         embedded_BLE = self.word_embeddings(input_ids_BL) + self.token_type_embeddings(token_type_ids_BL)
         return self.dropout(self.LayerNorm(embedded_BLE + self.position_embeddings(position_L)))
-
-
-class Disentangled(TokenEmbeddings):
-    """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
-    and positions, and its own parameters for the rest.
-
-    `shared` is the generator's module, with E_G; the tables here hold Delta, 0 at the start. Rows, not tables, are
-    added: under ZeRO-3 a table exists only while its own module runs.
-    """
-
-    def __init__(self, shared: TokenEmbeddings) -> None:
-        nn.Module.__init__(self)  # copying draws no random numbers, so all other weights equal a shared instance's
-        for name, part in copy.deepcopy(shared).named_children():
-            self.add_module(name, part)
-        for name, weight in self.named_parameters():
-            if name in DISENTANGLED:
-                nn.init.zeros_(weight)
-        self.shared = shared
-
-    @torch.no_grad()
-    def plain(self) -> TokenEmbeddings:
-        """Returns the embeddings as a single ordinary module, with E_D in its tables."""
-        total = copy.deepcopy(self.shared)
-        for name, weight in total.named_parameters():
-            own = self.get_parameter(name)
-            weight.copy_(weight + own if name in DISENTANGLED else own)
-        return total
-
-    @torch.no_grad()
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        for name, weight in weights.items():
-            shared = self.shared.get_parameter(name)
-            self.get_parameter(name).copy_(weight - shared if name in DISENTANGLED else weight)
-
-
-class DisentangledEmbeddings(Disentangled, Embeddings):
-    """`Disentangled` words and positions, with segment embeddings and LayerNorm of its own."""
-
-    shared: Embeddings
-
-    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
-        position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
-        with torch.no_grad():
-            word_BLE = self.shared.word_embeddings(input_ids_BL)
-            position_LE = self.shared.position_embeddings(position_L)
-        word_BLE = word_BLE + self.word_embeddings(input_ids_BL)
-        position_LE = position_LE + self.position_embeddings(position_L)
-        embedded_BLE = word_BLE + self.token_type_embeddings(token_type_ids_BL)
-        return self.dropout(self.LayerNorm(embedded_BLE + position_LE))
 
 
 class TiedEmbedding(nn.Embedding):
@@ -315,74 +262,6 @@ class ElectraStack(Stack):
         given, reach = (relative, max_distance) if self.config.relative_position else (None, visible_BL.shape[1])
         head_size = self.config.hidden_size // self.config.num_attention_heads
         return ops.attention_bias(visible_BL, given, reach, head_size, dtype)
-
-
-class Layer(nn.Module):
-    """Self-attention and feed-forward, each followed by dropout, residual and LayerNorm (post-norm, as BERT)."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.attention = Attention(config)
-        self.intermediate = Intermediate(config)
-        self.output = ResidualOutput(config.intermediate_size, config)
-
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias) -> Tensor:
-        attended_TH = self.attention(hidden_TH, packing, bias)
-        return self.output(self.intermediate(attended_TH), attended_TH)
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention with its output projection, dropout, residual connection and LayerNorm."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.self = SelfAttention(config)
-        self.output = ResidualOutput(config.hidden_size, config)
-
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias) -> Tensor:
-        return self.output(self.self(hidden_TH, packing, bias), hidden_TH)
-
-
-class SelfAttention(nn.Module):
-    """softmax(Q K^T / sqrt(D) + bias) V, heads concatenated."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_attention_heads
-        self.dropout = config.attention_probs_dropout_prob
-        self.query = ops.Linear(config.hidden_size, config.hidden_size)
-        self.key = ops.Linear(config.hidden_size, config.hidden_size)
-        self.value = ops.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias) -> Tensor:
-        projected = ops.linears(hidden_TH, (self.query, self.key, self.value))
-        query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.num_heads) for part_TH in projected)
-        context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
-        return packing.pack(context_BNLD.transpose(1, 2).flatten(2))
-
-
-class Intermediate(nn.Module):
-    """The feed-forward expansion: a dense layer, then GELU in its exact (erf) form."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = ops.GeluLinear(config.hidden_size, config.intermediate_size)
-
-    def forward(self, hidden_TH: Tensor) -> Tensor:
-        return self.dense(hidden_TH)
-
-
-class ResidualOutput(nn.Module):
-    """LayerNorm(residual + dropout(dense(x))): the last step of attention and of feed-forward."""
-
-    def __init__(self, in_features: int, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = ops.Linear(in_features, config.hidden_size)
-        self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = config.hidden_dropout_prob
-
-    def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
-        return self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
 
 
 def initialize_matrix(module: nn.Linear | nn.Embedding, deviation: float) -> None:

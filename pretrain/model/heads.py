@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pretrain.model import ops
 from pretrain.model.distribution import Dense, Distribution
-from pretrain.model.encoder import EncoderConfig, EncoderSizes, TiedEmbedding, initialize_matrix
+from pretrain.model.encoder import TiedEmbedding, initialize_matrix
+from pretrain.model.sizes import EncoderConfig, EncoderSizes
 
 
 class VocabularyTransform(nn.Module):

@@ -17,17 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
-from pretrain.model.encoder import (
-    Disentangled,
-    Encoder,
-    EncoderSizes,
-    Packing,
-    Stack,
-    TiedEmbedding,
-    TokenEmbeddings,
-    initialize_matrix,
-)
+from pretrain.model.encoder import Encoder, Packing, Stack, TiedEmbedding, TokenEmbeddings, initialize_matrix
+from pretrain.model.gdes import Disentangled
 from pretrain.model.heads import full_precision
+from pretrain.model.sizes import EncoderSizes
 
 
 @dataclass(frozen=True, kw_only=True)

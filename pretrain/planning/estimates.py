@@ -23,8 +23,8 @@ from pretrain.job.processes import World, local_ranks, share_cores
 from pretrain.method.objective import ObjectiveConfig
 from pretrain.method.registry import BUILT_IN, objective_class
 from pretrain.model.config import WIDEST_HEAD, ModelConfig, Parts
-from pretrain.model.encoder import EncoderSizes
 from pretrain.model.kernels.cuda_ops import LEAST_CAPABILITY
+from pretrain.model.sizes import EncoderSizes
 from pretrain.presets import with_objective
 
 FORWARD_AND_BACKWARD = 3

@@ -18,7 +18,8 @@ from pretrain.huggingface.init_from import PER_TOKEN, Donors, find_models, load_
 from pretrain.huggingface.stored import SAMPLING, Role, Stored
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
-from pretrain.model.encoder import EncoderSizes, Stack
+from pretrain.model.encoder import Stack
+from pretrain.model.sizes import EncoderSizes
 from pretrain.runs.folder import CHECKPOINTS, DESCRIPTION, RunDescription, data_of, read_run
 
 

@@ -9,7 +9,8 @@ from transformers.models.electra.modeling_electra import ElectraClassificationHe
 
 from finetune.glue.job import SequenceClassifier
 from finetune.tokens import Features, collate
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 
 FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0])
 CPU = torch.device("cpu")

@@ -28,7 +28,8 @@ from foundation.ordering import key_of
 from pretrain.engine.optim import decays, learning_rate
 from pretrain.huggingface.stored import read_stored, write
 from pretrain.job.processes import World, start_processes
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
 from tests.pretrain.engine.test_checkpoint import flip_bit

@@ -11,7 +11,8 @@ from torch import Tensor
 from finetune.presets import HEAD_KINDS
 from finetune.squad.head import PairScorer, QuestionAnswerer, SpanLogits, span_losses
 from finetune.tokens import Batch, Features, collate
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 
 # [CLS] question [SEP] paragraph [SEP], padded to 9; the answers are "7 6", nothing, and "8".
 FEATURES = Features(

@@ -22,7 +22,8 @@ from finetune.squad.job import SquadJob, best_spans, make_job, merge
 from finetune.squad.metrics import evaluate, evaluate_squad1
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import World, start_processes
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
 

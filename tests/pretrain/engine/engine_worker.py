@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from pretrain.engine import muon
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
-from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder, Embeddings
+from pretrain.model.sizes import EncoderConfig
 from tests import deepspeed_values
 from tests.deepspeed_values import values_of
 

@@ -11,7 +11,8 @@ from pretrain.engine.optim import (
     parameter_groups,
     without_bias_correction,
 )
-from pretrain.model.encoder import ElectraEncoder, Embeddings, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder, Embeddings
+from pretrain.model.sizes import EncoderConfig
 
 SIZES = EncoderConfig(
     vocab_size=30,

@@ -18,7 +18,8 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.forms import DISCRIMINATOR, FORMS, GENERATOR, TASKS, Form
 from pretrain.huggingface.stored import read_stored
 from pretrain.model.config import KINDS, ElectraModelConfig, ModelConfig
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 from pretrain.presets import PRESETS
 from tests.finetune.conftest import cola_rows, run_queue
 from tests.pretrain.huggingface.test_init_from import start

@@ -20,7 +20,8 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.forms import MODEL_FILE
 from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig, relative_bucket
+from pretrain.model.encoder import ElectraEncoder, relative_bucket
+from pretrain.model.sizes import EncoderConfig
 from tests.exported.models import HEADS, TINY, inputs, labels
 
 

@@ -6,9 +6,11 @@ from transformers import ElectraConfig, ElectraModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from pretrain.model import ops
-from pretrain.model.encoder import DisentangledEmbeddings, ElectraEncoder, EncoderConfig, relative_bucket
+from pretrain.model.encoder import ElectraEncoder, relative_bucket
+from pretrain.model.gdes import DisentangledEmbeddings
 from pretrain.model.kernels import cpu_ops
 from pretrain.model.modern import ModernConfig, ModernEncoder
+from pretrain.model.sizes import EncoderConfig
 
 SIZES = {
     "vocab_size": 99,

@@ -11,8 +11,9 @@ from transformers.models.electra.modeling_electra import (
     ElectraGeneratorPredictions,
 )
 
-from pretrain.model.encoder import EncoderConfig, TiedEmbedding
+from pretrain.model.encoder import TiedEmbedding
 from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+from pretrain.model.sizes import EncoderConfig
 
 SIZES = {
     "vocab_size": 11,

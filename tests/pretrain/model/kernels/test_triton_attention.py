@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.model.encoder import ElectraEncoder, EncoderConfig
+from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.modern import ModernConfig, ModernEncoder
+from pretrain.model.sizes import EncoderConfig
 
 pytest.importorskip("triton")
 
