@@ -213,7 +213,7 @@ def test_a_forecast_is_of_a_dry_run(shards_folder: Path, tmp_path: Path) -> None
 def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_it_all_the_same(
     shards_folder: Path, tmp_path: Path
 ) -> None:
-    months = {"preset": "base", "output": tmp_path / "run", "set": ("optim.steps=100000000",)}
+    months = {"preset": "base", "output": tmp_path / "run", "set": ("optim.steps=100000000", "keep_every=0")}
     with pytest.raises(
         ConfigError, match=r"^optim\.steps: the run would take about [\d,]+ years on th.* all the same, add"
     ):
@@ -284,7 +284,7 @@ def test_the_dry_run_of_a_stopped_run_says_where_it_resumes_and_how_without_opti
 
 
 def test_a_plan_of_months_is_a_warning(shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = ("optim.steps=100000000",)
+    steps = ("optim.steps=100000000", "keep_every=0")
     assert main(options(shards_folder, preset="base", output=tmp_path / "run", set=steps, forecast="v100")) == 0
     assert "WARNING: optim.steps: the run would take" in capsys.readouterr().out.splitlines()[-1]
 
