@@ -41,7 +41,7 @@ def markdown(rows: Sequence[Row], outputs: Sequence[Path] = ()) -> str:
 
 def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
     """Returns the lines of one table: our models that have its scores, then the paper's."""
-    own, average = members(table, rows), ["average"] if {*table.averaged} & {*table.columns} else []
+    own, average = members(table, rows), ["average"] if _averages(table) else []
     shown = [
         [
             row.name,
@@ -60,6 +60,11 @@ def table_lines(table: Table, rows: Sequence[Row]) -> list[str]:
             cells = [f"{theirs[title]:.1f}" if (title := column.title) in theirs else "–" for column in table.columns]
             shown.append([f"*paper, {size}: {label}*", *cells, *(_mean(theirs, table.averaged) for _ in average)])
     return markdown_table(["model", *(column.title for column in table.columns), *average], shown)
+
+
+def _averages(table: Table) -> bool:
+    """Returns whether some model of the table can have its average: it has all the columns."""
+    return bool(table.averaged) and {*table.averaged} <= {*table.columns}
 
 
 def _mean(scores: Mapping[str, float], columns: Sequence[Column]) -> str:
@@ -99,7 +104,7 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
             "STS-B Pearson" in titles
         ),
         "Average: of the paper's eight columns (MNLI-m, STS-B Pearson), for rows that have them all.": any(
-            {*table.averaged} & {*table.columns} for table in tables
+            map(_averages, tables)
         ),
         "SQuAD 2.0: EM, F1, HasAns and NoAns at the fixed threshold on the null score. The paper does not name "
         "its threshold; its numbers are shown under the fixed and the best one.": "SQuAD 2.0 EM" in titles,

@@ -152,7 +152,7 @@ def test_the_newest_checkpoints_are_crossed_also_at_different_steps_and_several_
     runs = (trained_run, early, late)
     main(EvaluateOptions(runs=runs, steps=("all",), sequences=8, output=tmp_path / "several"))
     assert "have no evaluated step in common and are not crossed" in capsys.readouterr().out
-    assert not (tmp_path / "several").exists()
+    assert not (tmp_path / "several" / "crossing.json").exists()
 
 
 def test_runs_on_different_data_are_not_compared_on_text_that_one_may_have_seen(
