@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torch.overrides import TorchFunctionMode
 
 from foundation.command_line import run_command
+from foundation.files import ROOT
 from pretrain.planning.options import RunOptions
 from pretrain.run import main
 
@@ -37,9 +38,9 @@ class HostReads(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in WAITING:
             caller = traceback.extract_stack(limit=2)[0]
-            parts = Path(caller.filename).parts
-            place = parts[-3:] if parts[-3] == "pretrain" else parts[-2:]  # a module with its package
-            self.counts[f"{'/'.join(place)} {name}"] += 1
+            file = Path(caller.filename)
+            place = file.relative_to(ROOT) if file.is_relative_to(ROOT / "pretrain") else Path(*file.parts[-2:])
+            self.counts[f"{place} {name}"] += 1
         return function(*arguments, **(options or {}))
 
 

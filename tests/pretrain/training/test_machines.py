@@ -28,7 +28,7 @@ TINY_SIZES = Sizes(TINY, 2048, 64)
 def test_this_machine_is_measured_alone_and_in_a_job(plain_ops: None) -> None:
     alone, together = this_machine(TINY_SIZES, "fp32"), this_machine(TINY_SIZES, "fp32", 1, start_processes())
     for machine in (alone, together):
-        assert 1e8 < machine.flops < machine.products < 1e14
+        assert 1e8 < machine.flops < 4 * machine.products < 1e14  # other processes may slow down either
     assert "core" in alone.name and "timed now" in alone.source
     assert alone.name == together.name and alone.memory == together.memory
 
