@@ -86,15 +86,6 @@ class RunConfig(StrictConfig):
         return own.model_validate(objective)
 
     @model_validator(mode="after")
-    def _kept_checkpoints_are_written(self) -> "RunConfig":
-        if self.keep_every % self.checkpoint_every:
-            raise ValueError(
-                f"keep_every: got {self.keep_every}, expected 0 or a multiple of checkpoint_every"
-                f" ({self.checkpoint_every}): no other step has a checkpoint to keep"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _embeddings_are_shared_by_two(self) -> "RunConfig":
         sharing, name = self.model.embedding_sharing, self.objective.name
         if sharing != "es" and len(objective_class(name).encoders(self.model, vocab_size=1)) == 1:

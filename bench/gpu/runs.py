@@ -137,7 +137,7 @@ def same_bits(options: GpuOptions, precision: str) -> Figures:
         for name, checkpoints in (
             ("once", ()),
             ("again", ()),
-            ("resumed", (f"checkpoint_every={max(1, steps // 4)}", "keep_every=0")),
+            ("resumed", (f"checkpoint_every={max(1, steps // 4)}",)),
         )
     )
     for run in (once, again, resumed):
@@ -200,7 +200,7 @@ def training(options: GpuOptions, precision: str, product: Path) -> int:
     """Trains a run, resuming it if it was killed on this machine; its curve is saved throughout."""
     steps = TRAINING_STEPS[options.device]
     often = f"checkpoint_every={max(1, steps // 4)}"
-    run = Run(options, f"training {precision}", precision, SIZES[options.device], steps, often, "keep_every=0")
+    run = Run(options, f"training {precision}", precision, SIZES[options.device], steps, often)
     process = run.start()
     while (code := process.poll()) is None:
         time.sleep(1)

@@ -94,7 +94,7 @@ class Commands:
         settings = (
             *(f"seed={seed}", f"optim.steps={steps}", f"optim.warmup_steps={study.warmup_steps}"),
             *(f"checkpoint_every={every}", "keep_checkpoints=1", f"evaluate_every={every}"),
-            f"keep_every={every if study.language else 0}",
+            *((f"keep_every={every}",) if study.language else ()),
             *(*study.set, *row.set),
         )
         return Job(

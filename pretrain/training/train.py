@@ -151,6 +151,7 @@ def run_steps(
     """Runs the remaining steps with the reports, evaluations and saves due between them; returns the exit code."""
     plan, run, last = training.plan, training.plan.run, training.plan.run.optim.steps
     saved_at, first = time.monotonic(), state.step
+    saves = run.checkpoint_every, run.keep_every or last
 
     def waits(where: str) -> None:
         """Reports a wait for a shard; ends it on request as long as there is no new step to save."""
@@ -179,7 +180,7 @@ def run_steps(
         if plan.held_out is not None and due(run.evaluate_every, state.step, last):
             telemetry.write("held_out", state, evaluate(training, plan.held_out))
         training.watchdog.step_done(state.step)
-        if stopping or saving or due(run.checkpoint_every, state.step, last):
+        if stopping or saving or any(due(each, state.step, last) for each in saves):
             state.token_losses = [] if choice is None else choice.saved()
             save_state(training, state, telemetry, must=bool(stopping) or state.step == last)
             saved_at = time.monotonic()
@@ -191,7 +192,7 @@ def run_steps(
         run.log_every,
         run.histogram_every,
         run.evaluate_every,
-        run.checkpoint_every,
+        *saves,
         *[WEIGHTS_EVERY] * bool(choice),
     )
     unread: Unread | None = None

@@ -103,9 +103,3 @@ def test_masks_are_chosen_only_by_a_discriminators_loss() -> None:
         with_overrides(with_objective(RUN, "mlm"), ["mask_choice=1"])
     for objective in ("electra", "hp_loss", "hp_dist"):
         assert with_overrides(with_objective(RUN, objective), ["mask_choice=1"]).mask_choice == 1
-
-
-def test_keeping_steps_without_checkpoints_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"keep_every: got 7, expected 0 or a multiple of checkpoint_every \(3\)"):
-        with_overrides(RUN, ["checkpoint_every=3", "keep_every=7"])
-    assert with_overrides(RUN, ["checkpoint_every=3", "keep_every=9"]).keep_every == 9

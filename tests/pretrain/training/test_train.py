@@ -309,6 +309,16 @@ def test_a_checkpoint_is_saved_by_time_as_well_as_by_steps(shards_folder: Path, 
         assert [int(path.name[5:]) for path in saved] == steps
 
 
+def test_a_checkpoint_that_is_kept_is_saved_whatever_the_steps_between_others(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    rare = ("checkpoint_every=3", "keep_every=2", "keep_checkpoints=1")
+    train_here(shards_folder, tmp_path / "run", "optim.steps=5", "optim.warmup_steps=1", *rare)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
+        f"step-{step:08d}" for step in (2, 4, 5)
+    ]
+
+
 def test_the_first_word_comes_without_waiting_for_a_log_line_and_only_once(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
