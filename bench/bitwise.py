@@ -9,9 +9,7 @@ checksums of the losses, weights and Adam moments; the exit code is 1 unless all
 
 import hashlib
 import json
-import os
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,11 +17,11 @@ from pathlib import Path
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from bench.checkouts import REPOSITORY, run_in
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 SETTINGS = (
     "model.dropout=0.1",
     "model.attention_dropout=0.1",
@@ -93,17 +91,7 @@ def train(checkout: Path, cell: str, data: Path, output: Path) -> str:
     ]
     command += ["--deepspeed_config", f"ds_configs/zero1_{precision}.json"]
     command += ["--set", f"deepspeed.zero_optimization.stage={stage}", *SETTINGS]
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=checkout,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout.resolve())},  # not the installed code
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{cell} failed in {checkout} with exit code {done.returncode}:\n{done.stdout}")
+    run_in(checkout, command, cell)
     checkpoint = output / "run/checkpoints/step-00000020"
     digest = hashlib.sha256()
     digest.update(json.dumps(json.loads((checkpoint / "state.json").read_text())["extra"]["recent_losses"]).encode())

@@ -7,18 +7,16 @@ for every objective and way to share embeddings. The exit code is 1 unless every
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from bench.checkouts import REPOSITORY, run_in
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 PROGRAM = """
 import json, sys, tempfile
 from itertools import product
@@ -52,7 +50,7 @@ for preset, (objective, sharing) in product(PRESETS, ways):
         main(ExportOptions(run=folder, out=out))
         for file in out.rglob("*.*"):
             sums[f"{preset} {objective} {sharing} {file.relative_to(out)}"] = file_sha256(file)
-json.dump(sums, sys.stderr)
+print(json.dumps(sums))
 """
 
 
@@ -74,18 +72,8 @@ def main(options: ExportsOptions) -> int:
 
 def sums(checkout: Path, data: Path) -> dict[str, str]:
     """Returns the SHA-256 of every file that a checkout exports."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, data],
-        cwd=checkout,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)},  # not the installed code
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"exports failed in {checkout} with exit code {done.returncode}:\n{done.stderr}")
-    found: dict[str, str] = json.loads(done.stderr.splitlines()[-1])
+    said = run_in(checkout, [sys.executable, "-c", PROGRAM, data], "exports")
+    found: dict[str, str] = json.loads(said.splitlines()[-1])
     return found
 
 
