@@ -28,7 +28,7 @@ class Row(StrictConfig):
     row: str | None = None
     """as `--row` of run.py"""
     objective: str | None = None
-    """as `--objective` of run.py"""
+    """as `--objective` of run.py; kept as given, since commands take a sampler's file, not its name"""
     preset: Preset | None = None
     """as `--preset` of run.py, instead of the study's"""
     init_from: tuple[str, ...] = ()
@@ -39,13 +39,6 @@ class Row(StrictConfig):
     """optimizer steps instead of the study's, for as many FLOPs as another row"""
     has_generator: bool = True
     """false if the row trains no generator: no gate on the MLM loss, no distance from the oracle"""
-
-    @field_validator("objective")
-    @classmethod
-    def _exists(cls, given: str | None) -> str | None:
-        if given is not None:
-            load_objective(given)
-        return given  # a sampler's file, not its name, is what commands take
 
     @model_validator(mode="after")
     def _is_one_objective(self) -> Self:
@@ -220,6 +213,8 @@ class Study(Conditions):
                 with_overrides(run, [*self.set, *row.set])
             except ConfigError as error:
                 problems.append(f"rows: {row.name!r}: {error}")
+            except ValueError as error:
+                problems.append(f"rows: {row.name!r}: objective: {error}")
         wanted = [*self.measures, *(part.measure for part in self.predictions if part.measure is not None)]
         known = self.known_measures()
         problems += [f"measures: got {name!r}, {one_of(name, known)}" for name in wanted if name not in known]
