@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,22 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def saved(folder: Path, tokenizer: Any, build: Callable[[], Any], seed: int = 0) -> Path:
+    """Saves a tokenizer and the randomly initialized model that `build` returns."""
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    build().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def stock_generator(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generator of the size and with the tokenizer of `stock_model`."""
     from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM
 
-    folder = tmp_path_factory.mktemp("generator")
-    torch.manual_seed(1)
-    ElectraForMaskedLM(ElectraConfig.from_pretrained(stock_model)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(stock_model).save_pretrained(folder)
-    return folder
+    config = ElectraConfig.from_pretrained(stock_model)
+    tokenizer = AutoTokenizer.from_pretrained(stock_model)
+    return saved(tmp_path_factory.mktemp("generator"), tokenizer, lambda: ElectraForMaskedLM(config), seed=1)
 
 
 @pytest.fixture(scope="session")
@@ -74,14 +81,10 @@ def modern_model(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """A randomly initialized ModernBERT with one label per token, as which a modern encoder is exported."""
     from transformers import AutoTokenizer, ModernBertConfig, ModernBertForTokenClassification
 
-    folder = tmp_path_factory.mktemp("modern")
     tokenizer = AutoTokenizer.from_pretrained(stock_model, model_input_names=["input_ids", "attention_mask"])
-    tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
     config = ModernBertConfig(vocab_size=len(tokenizer), num_labels=1, local_attention=8, pad_token_id=0, **sizes)
-    torch.manual_seed(0)
-    ModernBertForTokenClassification(config).save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("modern"), tokenizer, lambda: ModernBertForTokenClassification(config))
 
 
 @pytest.fixture(scope="session")
@@ -89,13 +92,10 @@ def bert_model(stock_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     """A randomly initialized BERT with its masked language model's head."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-    folder = tmp_path_factory.mktemp("bert")
     tokenizer = AutoTokenizer.from_pretrained(stock_model)
-    tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(0)
-    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes)).save_pretrained(folder)
-    return folder
+    config = BertConfig(vocab_size=len(tokenizer), initializer_range=0.2, **sizes)
+    return saved(tmp_path_factory.mktemp("bert"), tokenizer, lambda: BertForMaskedLM(config))
 
 
 @pytest.fixture(scope="session")
