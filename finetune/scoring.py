@@ -109,7 +109,7 @@ def log_sum_of_others(log_XV: Tensor) -> Tensor:
 
 
 class Proposal(NamedTuple):
-    """What the models give every token in place of a masked one, each [V]."""
+    """Values that the models give every token in place of a masked one, each [V]."""
 
     p_G_V: Tensor
     p_S_V: Tensor | None

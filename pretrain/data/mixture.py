@@ -24,7 +24,7 @@ LARGEST_SHARES = 1 << 32
 
 
 class Mixture:
-    """Which sequence each sample reads; sequences are numbered across all folders.
+    """The sequence that each sample reads; sequences are numbered across all folders.
 
     Args:
         names: the folders. shards: those of each folder, in order.
