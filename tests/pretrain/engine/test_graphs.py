@@ -10,12 +10,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from deepspeed.accelerator import real_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.batches import random_batch
 from bench.gpu.declared import declare
 from pretrain.data.batches import Batch
-from pretrain.engine import graphs
+from pretrain.engine import deepspeed_config, graphs
 from pretrain.engine.engine import Engine
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.optim import parameter_groups
@@ -34,12 +35,19 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def fp16_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`declare` for one test: what it replaces is put back."""
+    monkeypatch.setattr(deepspeed_config, "_impossible", deepspeed_config._impossible)
+    monkeypatch.setattr(real_accelerator, "ds_accelerator", real_accelerator.get_accelerator())
+    declare()
+
+
 @pytest.mark.parametrize(("objective", "config", "sizes", "micro_batches"), CASES)
 def test_replays_give_the_bits_of_eager_steps_in_weights_norms_and_metrics(
-    objective: str, config: str, sizes: Any, micro_batches: int
+    objective: str, config: str, sizes: Any, micro_batches: int, fp16_declared: None
 ) -> None:
     """By the double: with dropout, reports and an evaluation between the steps, and accumulation."""
-    declare()
     eager, replayed = (trained(config, objective, sizes, micro_batches, graphed) for graphed in (False, True))
     assert all(torch.equal(*pair) for pair in zip(eager, replayed, strict=True))
 
