@@ -21,7 +21,7 @@ CHARTS = {
     "Generator": ("mlm_loss", "mlm_accuracy"),
     "Detection": (
         *("accuracy_masked", "accuracy_unmasked", "accuracy_all", "precision", "recall"),
-        *("auc_all", "auc_masked"),
+        *("auc_all", "auc_masked", "accuracy_masked_under", "accuracy_all_under"),
     ),
     "Sampling": ("replace_rate", "replaced_share", "entropy"),
     "Ratio": ("ratio_p1 ratio_p50 ratio_p90 ratio_p99",),

@@ -27,6 +27,7 @@ from pretrain.job.processes import World, leave, start_processes
 from pretrain.job.rank_log import keep_rank_log
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.job.watchdog import Watchdog
+from pretrain.method.electra import Sampler
 from pretrain.method.objective import Objective
 from pretrain.planning.estimates import Machine
 from pretrain.planning.plan import Plan
@@ -241,16 +242,27 @@ def losses(
 
 @torch.no_grad()
 def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
-    """Returns the metrics on held-out text, over all ranks. Collective."""
+    """Returns the metrics on held-out text, over all ranks. Collective.
+
+    Where a sampler replaces p_G, also the accuracy of detection under both (paper, appendix).
+    """
     engine, sequences = training.engine, training.plan.run.evaluate_sequences
-    reported = MetricTotals(engine.device)
+    reported, under_p_G = MetricTotals(engine.device), MetricTotals(engine.device)
     engine.module.eval()
     for batch in held_out_batches(held_out, sequences, training.batches.plan, HELD_OUT_SEED):
         training.watchdog.progress("a batch of the evaluation")
         batch = batch.to(engine.device)
         reported.add(batch, engine.forward(batch, entropies=True), watched=True)
+        if isinstance(engine.module, Sampler):
+            from_p_G = engine.forward(batch, from_p_G=True)  # type: ignore[call-arg]  # as a Sampler's forward takes
+            under_p_G.add(batch, from_p_G, watched=False)
     engine.module.train()
-    return reported.values(engine.world)
+    values = reported.values(engine.world)
+    if isinstance(engine.module, Sampler):
+        ours, theirs = values, under_p_G.values(engine.world)
+        pairs = {name: {"p_G": theirs[name], "p_S": ours[name]} for name in ("accuracy_masked", "accuracy_all")}
+        values |= {f"{name}_under": pair for name, pair in pairs.items()}
+    return values
 
 
 def save_state(training: Training, state: TrainingState, telemetry: Telemetry, must: bool) -> None:

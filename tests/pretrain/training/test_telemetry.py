@@ -15,20 +15,23 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pretrain.data.batches import Batch
-from pretrain.data.shards import Shards
+from pretrain.data.batches import HELD_OUT_SEED, Batch, BatchPlan, held_out_batches
+from pretrain.data.shards import Shards, open_held_out
+from pretrain.engine.checkpoint import newest_valid
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.method.electra import Electra, ElectraOutput
-from pretrain.method.registry import BUILT_IN, load_objective
+from pretrain.method.electra import Electra, ElectraOutput, Sampler
+from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model.config import ElectraModelConfig
 from pretrain.planning.estimates import Machine, flops_per_token
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.runs.curves import curve_name, curves_of, flat
+from pretrain.runs.folder import CHECKPOINTS, data_of, read_run
 from pretrain.runs.log import read_records
+from pretrain.runs.models import load_checkpoint
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
 from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY, needs
@@ -156,6 +159,8 @@ NAMES = {
     ],
     "estimate": [f"estimate_correlation/{name}" for name in ("original", "replaced", "all")],
 }
+UNDER_BOTH = {f"accuracy_{of}_under/{name}" for of in ("masked", "all") for name in ("p_G", "p_S")}
+"""What a held-out record has beside these, if x' is drawn from a p_S."""
 NEEDS_AN_ORIGINAL = {"auc_masked", "estimate_correlation/original"}
 """Metrics left out if no original token was drawn, which may happen this early."""
 
@@ -170,6 +175,8 @@ def test_every_objective_reports_the_quantities_it_has(given: str, run: Run, wat
         for group, names in NAMES.items():
             found = {name for name in names if name in last}
             assert found == set() if group not in groups else found >= set(names) - NEEDS_AN_ORIGINAL
+        due_under_both = kind == "held_out" and issubclass(objective_class(objective), Sampler)
+        assert UNDER_BOTH & last.keys() == (UNDER_BOTH if due_under_both else set())
     board = board_of(folder)
     sampled = ("p_G",) if objective == "mlm" else ("p_G", "p_S")
     counted = () if objective == "mlm" else ("log_ratio", "logit/original", "logit/replaced")
@@ -177,6 +184,20 @@ def test_every_objective_reports_the_quantities_it_has(given: str, run: Run, wat
     due |= {curve_name("train", f"max_probability/{name}"): [*range(1, STEPS + 1)] for name in sampled}
     due |= {curve_name("held_out", f"max_probability/{name}"): [3, 6] for name in sampled}
     assert {name: [event.step for event in board.Histograms(name)] for name in board.Tags()["histograms"]} == due
+
+
+def test_held_out_accuracy_under_p_G_is_that_of_the_same_weights_as_an_ELECTRA(watched: Path) -> None:
+    record, held_out = read_records(watched, "held_out")[-1], open_held_out(*data_of(read_run(watched)))
+    assert held_out is not None
+    checkpoint = newest_valid(watched / CHECKPOINTS)
+    assert checkpoint is not None
+    model: Any = load_checkpoint(read_run(watched), checkpoint).eval()
+    batches = held_out_batches(held_out, 8, BatchPlan(8, 4, 1, 0), HELD_OUT_SEED)
+    seen = [(batch, model(batch, from_p_G=True)) for batch in batches]
+    right = torch.cat([((output.d_BL > 0) == output.replaced_BL)[batch.attention_mask_BL] for batch, output in seen])
+    masked = torch.cat([batch.masked_BL[batch.attention_mask_BL].bool() for batch, _ in seen])
+    assert record["accuracy_all_under"] == {"p_G": right.double().mean().item(), "p_S": record["accuracy_all"]}
+    assert record["accuracy_masked_under"]["p_G"] == pytest.approx(right[masked].double().mean().item(), rel=1e-12)
 
 
 def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
