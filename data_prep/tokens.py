@@ -332,8 +332,9 @@ def read_folder(folder: Path) -> Marked:
         # not by path, which would have to be UTF-8
         layout = json.loads(Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes()).to_str())
         _require_same_normalization(folder, settings, layout["normalizer"] or {})
-        for one in layout["added_tokens"] if _byte_level(layout) is None else ():
-            one["special"] &= one["content"] in marks.values()  # any other keeps its one id in a text
+        for one in layout["added_tokens"]:
+            if one["special"] and one["content"] not in marks.values():  # keeps its one id in a text
+                one |= {"special": False, "normalized": one["normalized"] or _byte_level(layout) is not None}
         tokenizer = Tokenizer.from_str(json.dumps(layout))
     else:
         kind = str(settings.get("tokenizer_class"))

@@ -192,10 +192,12 @@ def write_byte_level_bpe(folder, *added, **flags):
     return folder
 
 
-def test_added_tokens_of_a_byte_level_bpe_give_hugging_faces_ids(tmp_path):
+@pytest.mark.parametrize("special", [False, True])
+def test_added_tokens_of_a_byte_level_bpe_give_hugging_faces_ids(special, tmp_path):
     from transformers import AutoTokenizer
 
-    folder = write_byte_level_bpe(tmp_path / "bpe", *(" " * size for size in (8, 4, 3, 2)), "covid", "Größe")
+    added = *(" " * size for size in (8, 4, 3, 2)), "covid", "Größe"
+    folder = write_byte_level_bpe(tmp_path / "bpe", *added, special=special)
     ours, theirs = open_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
     ours.save(tmp_path / "saved")
     saved = AutoTokenizer.from_pretrained(tmp_path / "saved")
