@@ -97,9 +97,10 @@ def replay_micro_batches(engine: Engine, sample: Any, observe: Callable[[Any, An
     torch._foreach_zero_(flats)
     backend.replayed = flats, places
 
-    def forward_or_replay(batch: Any, entropies: bool = False) -> Any:
+    def forward_or_replay(batch: Any, entropies: bool = False, **of_evaluation: Any) -> Any:
         if not model.training:
-            return eager(batch, entropies=entropies)
+            return eager(batch, entropies=entropies, **of_evaluation)
+        assert not of_evaluation, "no graph was captured with these options"
         replay_forward, replay_backward, output = replays[entropies]
         for static, part in zip(inputs, batch, strict=True):
             static.copy_(part)

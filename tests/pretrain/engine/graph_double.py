@@ -25,6 +25,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import leave, start_processes
+from pretrain.method.electra import Sampler
 from pretrain.model import ops
 from pretrain.model.encoder import Stack
 from pretrain.model.kernels import cpu_ops
@@ -115,6 +116,8 @@ def trained(name: str, objective: str, sizes: Any, micro_batches: int, graphed: 
             if step == EVALUATES:
                 model.eval()
                 found.append(engine.forward(batches[0], entropies=True).loss.detach())
+                if isinstance(model, Sampler):
+                    found.append(engine.forward(batches[0], from_p_G=True).loss.detach())
                 model.train()
     patch.undo()
     weights = [parameter.detach() for parameter in engine.module.parameters()]
