@@ -259,9 +259,9 @@ def evaluate(training: Training, held_out: Shards) -> dict[str, Any]:
     engine.module.train()
     values = reported.values(engine.world)
     if isinstance(engine.module, Sampler):
-        ours, theirs = values, under_p_G.values(engine.world)
-        pairs = {name: {"p_G": theirs[name], "p_S": ours[name]} for name in ("accuracy_masked", "accuracy_all")}
-        values |= {f"{name}_under": pair for name, pair in pairs.items()}
+        of_p_G = under_p_G.values(engine.world)
+        for name in ("accuracy_masked", "accuracy_all"):
+            values[f"{name}_under"] = {"p_G": of_p_G[name], "p_S": values[name]}
     return values
 
 
