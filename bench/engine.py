@@ -109,7 +109,7 @@ def hand_step(model: Electra, run: RunConfig, device: torch.device, dtype: torch
     return step
 
 
-def engine_step(engine: Engine[Electra], batch: Batch) -> None:
+def engine_step(engine: Engine, batch: Batch) -> None:
     """Does one training step under DeepSpeed's engine."""
     engine.backward(engine.forward(batch).loss)
     engine.update(LEARNING_RATE)

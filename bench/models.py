@@ -20,7 +20,7 @@ def fresh_model(run: RunConfig, vocabulary: int = VOCABULARY, mask: int = MASK) 
     return objective_class(run.objective.name)(run.model, run.objective, vocabulary, mask)
 
 
-def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, world: World) -> Engine[Electra]:
+def new_engine(model: Electra, run: RunConfig, config: Source, batch_size: int, world: World) -> Engine:
     """Returns an engine that trains `model` with the optimizer of `run`; `batch_size` is the total over all ranks.
 
     Raises:

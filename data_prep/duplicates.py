@@ -154,8 +154,7 @@ def find_duplicates(folder: Path, counts: Sequence[int], pool: Pool, dedup: Dedu
 
 def copies_of(copies: Pairs, first: int, count: int) -> dict[int, str]:
     """Returns, for the `count` documents from `first` on, the reasons to drop duplicates, by index minus `first`."""
-    runs = range(max(0, bisect(copies.bounds, first) - 1), bisect_left(copies.bounds, first + count))
-    found = copies.read(runs)
+    found = copies.read(range(max(0, bisect(copies.bounds, first) - 1), bisect_left(copies.bounds, first + count)))
     found = found[(first <= found[:, 0]) & (found[:, 0] < first + count)]
     return {document - first: REASONS[reason] for document, reason in found.tolist()}
 

@@ -146,8 +146,7 @@ def read_rows(folder: Path, shard: ShardEntry, manifest: Manifest, limit: int | 
         ConfigError: the files are damaged.
     """
     ids, masks = open_shard(folder, shard, manifest)
-    width = bytes_per_copy(manifest.seq_length)
-    bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, width)
+    bitmaps = masks.data.reshape(len(masks), manifest.mask_copies, bytes_per_copy(manifest.seq_length))
     starts = ids.offsets // ids.data.itemsize
     last = len(ids) if limit is None else min(limit, len(ids))
     for start in range(0, last, _BATCH):

@@ -16,7 +16,7 @@ from data_prep.unpacking import can_seek, text_per_byte
 _FEWEST = 8  # shards of a build, unless they would be smaller than this
 _SMALLEST, _MIDDLE, _LARGEST = 6e6, 64e6, 1e9  # bytes of text in a shard; up to the middle size there are `_FEWEST`
 _MANY = 128  # shards of a build, unless they would be smaller than the middle size or larger than the largest
-_TOO_LARGE = 0.1  # share by which shards may be larger than planned, so that two equal files do not make an odd number
+_TOO_LARGE = 0.1  # share by which shards may be larger than planned, so that a file just over the size is not cut
 _PACKED = 3  # bytes of text per byte of a small compressed file or table, which is not opened for the plan
 
 

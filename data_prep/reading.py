@@ -171,8 +171,7 @@ class Reader(ExitStack):
                 if is_table(source.path):
                     yield from self._rows(part)
                     return
-                raw = self.enter_context(opened(source.path))
-                self._text = self._opened(source, raw, part.start)
+                self._text = self._opened(source, self.enter_context(opened(source.path)), part.start)
             yield from self._cut(self._text, part)
         except DAMAGED as error:
             fix = (

@@ -160,11 +160,9 @@ class SubwordTokenizer:
         return _encode_fast(self._fast, texts)
 
     def _encode_slowly(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        pieces = [encoding.ids for encoding in encodings]
+        pieces = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        ids = np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum()))
-        return ids, lengths
+        return np.fromiter(chain.from_iterable(pieces), np.uint16, int(lengths.sum())), lengths
 
     def pieces(self, spelled: str) -> list[int]:
         """Returns the ids of the pieces that this tokenizer makes of another vocabulary's token, `spelled` as there."""
@@ -285,7 +283,7 @@ def _byte_level(settings: dict[str, Any]) -> dict[str, Any] | None:
 def _fast_encoder(settings: dict[str, Any]) -> tuple[Any, str | None]:
     """Returns nanotoken's equivalent of the tokenizer with these settings; None and the reason if it cannot be used.
 
-    For a byte-level BPE, which nanotoken does not know, there is no reason to report.
+    nanotoken has no byte-level BPE; that is not reported.
     """
     if _byte_level(settings) is not None:
         return None, None
@@ -346,8 +344,10 @@ def read_folder(folder: Path) -> Marked:
         tokenizer = from_vocabulary(_read_vocabulary(folder / "vocab.txt"), _normalizer(settings))
         tokenizer.add_special_tokens([token for token in marks.values() if tokenizer.token_to_id(token) is not None])
     extra: list[tuple[str, str, int | None]] = [("added_tokens.json", token, number) for token, number in added.items()]
-    for number, one in settings.get("added_tokens_decoder", {}).items():
-        extra.append(("tokenizer_config.json", one["content"], int(number)))
+    extra += [
+        ("tokenizer_config.json", one["content"], int(number))
+        for number, one in settings.get("added_tokens_decoder", {}).items()
+    ]
     for key in ("additional_special_tokens", "extra_special_tokens"):
         tokens = named.get(key) or []
         extra += [(key, _content(one), None) for one in (tokens.values() if isinstance(tokens, dict) else tokens)]

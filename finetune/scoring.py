@@ -33,7 +33,7 @@ from foundation.command_line import print_warning
 from foundation.config import ConfigError, shown
 from pretrain.huggingface.stored import SAMPLING, Sampling, Stored, family, read_stored
 from pretrain.model.kernels import cpu_ops
-from pretrain.runs.models import find_sources, is_run
+from pretrain.runs.models import find_donors, is_run
 
 Kind = Literal["discriminator", "generator", "likelihood"]
 """Kinds of score, in nats per token."""
@@ -50,9 +50,9 @@ class Draws(NamedTuple):
 
     log_p_G_X: Tensor
     log_q_original_X: Tensor
-    """That the sampler draws x where x is the original."""
+    """log q(x) where x is the original."""
     log_q_replacement_X: Tensor
-    """That it draws x where another token is, on average over p_G."""
+    """log q(x) where another token is, on average over p_G."""
 
 
 def log_likelihood(d_X: Tensor, draws: Draws, mask_share: float) -> Tensor:
@@ -65,8 +65,8 @@ def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Ten
     """Returns the probabilities of the tokens `ids` under a sampler with these scores of its sampling head, if any.
 
     Where x is drawn in proportion to a weight that depends on whether it is the original (HP_Loss; `forbid_original`),
-    the probability also depends on the original y, through the sum of the weights: its mean over y != x from p_G
-    serves. The likelihood is then exact if p_G is.
+    q(x) also depends on the unknown original y, through the sum of the weights; we average over y != x by p_G, which
+    is exact if p_G is.
     """
     x_X1 = ids_X[..., None]
     log_p_G_X = log_p_G_XV.gather(-1, x_X1)[..., 0]
@@ -266,7 +266,7 @@ def open_scorer(
     """
     if not torch.cuda.is_available():
         cpu_ops.use()
-    found = find_sources((name,)) if is_run((name,)) else family(read_stored(name))
+    found = find_donors((name,)) if is_run((name,)) else family(read_stored(name))
     main = next((one for one in found if one.role == "discriminator"), found[0])
     if generator and main.role == "discriminator":
         found = family(main, read_stored(generator))
@@ -311,8 +311,7 @@ def kinds_of(name: str, generator: str | None, mask_share: float | None) -> tupl
 
 def built(model: Stored, random_weights: bool, words: Any = None) -> Any:
     torch.manual_seed(0)  # untrained weights are the same in every process
-    made = model.build(random_weights, words)
-    return made.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return model.build(random_weights, words).eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def tokenizer_of(model: Stored) -> Any:

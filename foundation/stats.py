@@ -40,9 +40,7 @@ class ResampledStatistic(NamedTuple):
     def interval(self) -> Interval:
         """Returns the value and its interval over the resamples on which it is defined; None if undefined."""
         exists_R = self.resampled_R[np.isfinite(self.resampled_R)]
-        if not np.isfinite(self.value) or not len(exists_R):
-            return None
-        return [self.value, *bounds(exists_R)]
+        return [self.value, *bounds(exists_R)] if np.isfinite(self.value) and len(exists_R) else None
 
 
 def bounds(values_R: np.ndarray) -> tuple[float, float]:

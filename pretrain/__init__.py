@@ -23,6 +23,6 @@
 | probability of p_S, section 5                                | `analysis.analysis`, `foundation.stats`            |
 | discriminators under p_G and p_S, appendix                   | `analysis.crossing`                                |
 
-To follow a run, start at `run.main`. It makes the plan (configuration and data) and calls `training.train.train_rank`,
-which joins the processes, puts the model under its engine and runs the loop.
+To follow a run, start at `run.main`, then read `training.start` from top to bottom: it makes the plan (configuration
+and data), joins the processes, and puts the model under its engine. `training.train` is the loop.
 """

@@ -4,12 +4,14 @@ The paper's numbers are in `presets.py`; speed and memory are set in `ds_configs
 `--set deepspeed.KEY=VALUE`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import ceil
 from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from data_prep.masking import MASK_RATE
+from data_prep.manifest import Manifest
+from data_prep.masking import COPIES_PER_SHUFFLE, MASK_RATE
 from foundation.config import MOST, ConfigError, Count, StrictConfig, did_you_mean, one_of, parse_override, shown
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.electra import Detection
@@ -62,6 +64,27 @@ class RunConfig(StrictConfig):
         """Shards per window of the order, 0 for a full permutation."""
         return self.window if self.order == "windows" else 0
 
+    def misfits(self, manifest: Manifest, data: str) -> Iterator[str]:
+        """Yields a problem if the sequences of `data` have too few masks, or are longer than the table of positions."""
+        length, copies = manifest.seq_length, manifest.mask_copies
+        together, needed = copies % COPIES_PER_SHUFFLE or COPIES_PER_SHUFFLE, ceil(round(self.mask_rate / MASK_RATE, 6))
+        if needed > together:
+            yield (
+                f"mask_rate: got {self.mask_rate:g}, which takes {needed} mask copies of one shuffle, but of the"
+                f" {copies} in {data} the last shuffle has {together}; use --set mask_rate={together * MASK_RATE:g} at"
+                f" most, or build shards with --mask_copies {-(-copies // COPIES_PER_SHUFFLE) * COPIES_PER_SHUFFLE}"
+            )
+        if self.mask_choice and copies == 1:
+            yield (
+                f"mask_choice: got {self.mask_choice:g}, but {data} has one mask per sequence; leave it out, or build"
+                " shards with --mask_copies 6"
+            )
+        if length > self.model.max_positions:
+            yield (
+                f"model.max_positions: got {self.model.max_positions}, but the sequences of {data} are {length} long;"
+                f" use --set model.max_positions={length}"
+            )
+
     @field_validator("model", mode="before")
     @classmethod
     def _is_of_its_kind(cls, model: Any) -> Any:
@@ -99,8 +122,9 @@ class RunConfig(StrictConfig):
     def _masks_are_chosen_by_a_discriminator(self) -> "RunConfig":
         if self.mask_choice and not issubclass(objective_class(self.objective.name), Detection):
             raise ValueError(
-                f"mask_choice: got {self.mask_choice:g} with objective {self.objective.name}, expected one with a"
-                " discriminator, whose loss chooses; leave mask_choice out, or choose another objective"
+                f"mask_choice: got {self.mask_choice:g} with objective {self.objective.name}, expected an"
+                " objective with a discriminator: its loss chooses the masks; leave mask_choice out, or choose another"
+                " objective"
             )
         return self
 

@@ -158,8 +158,15 @@ def preset(name: str) -> RunConfig:
     return PRESETS[name]
 
 
+def load_row(name: str) -> str:
+    """Returns the name of a row, whose sampler is loaded; `with_row` refuses an unknown one."""
+    if name in ROWS:
+        load_objective(ROWS[name][0])
+    return name
+
+
 def with_row(run: RunConfig, name: str) -> RunConfig:
-    """Returns `run` with the objective of a row of `ROWS`.
+    """Returns `run` with the objective of a row of `ROWS`, whose sampler is loaded.
 
     Raises:
         ConfigError: there is no such row, or it has no meaning for the run's kind of encoder.
@@ -172,7 +179,7 @@ def with_row(run: RunConfig, name: str) -> RunConfig:
     if name not in ROWS:
         raise ConfigError(f"row: got {name!r}, {one_of(name, ROWS)}")
     given, settings = ROWS[name]
-    return run.model_copy(update={"objective": objective_config(load_objective(given), **settings)})
+    return run.model_copy(update={"objective": objective_config(given, **settings)})
 
 
 def with_objective(run: RunConfig, name: str) -> RunConfig:

@@ -87,10 +87,9 @@ def start_afresh() -> None:
 def measured() -> tuple[str, float]:
     """Returns this hardware, and the seconds that it takes for a step of pre-training, measured now."""
     from pretrain.planning.estimates import Sizes, forecast_here
-    from pretrain.planning.options import RunOptions
-    from pretrain.planning.plan import choose_run
+    from pretrain.presets import preset
 
-    run = choose_run(RunOptions(preset="tiny"))
+    run = preset("tiny")
     where, seconds = forecast_here(Sizes(run, VOCAB_SIZE, SEQ_LENGTH), MEAN_LENGTH, processes())
     return where, seconds / run.optim.steps
 

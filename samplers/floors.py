@@ -62,8 +62,7 @@ class Floor(Detection):
                 " finite ones, none negative, and one above 0 for a token that is not special, as [UNK] is; build the"
                 " shards with a vocabulary that fits the text"
             )
-        device = next(self.parameters()).device
-        return torch.from_numpy(weights_V / total).float().to(device)
+        return torch.from_numpy(weights_V / total).float().to(next(self.parameters()).device)
 
     def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
         """Returns the distribution as the prediction at every masked position, without hidden states."""

@@ -155,7 +155,9 @@ def test_the_house_is_drawn_as_it_is():
     assert tuple(drawn) == ROOMS
     for room, imports in drawn.items():
         package = room.split("/")[0]
-        named = [name if name in ROOMS else f"{package}/{name}" for name in imports.split(", ") if name]
+        named = [
+            name if name in ROOMS else f"{package}/{name}" for name in imports.replace(".py", "").split(", ") if name
+        ]
         assert named == [other for other in ROOMS if other in rooms_imported(room) and other != "foundation"], room
 
 

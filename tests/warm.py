@@ -29,7 +29,7 @@ IMPORTED = [
     *("transformers.models.electra.modeling_electra", "transformers.models.bert.tokenization_bert"),
     *("deepspeed.ops.op_builder", "matplotlib.backends.backend_svg", "setuptools.dist", "nanotoken"),
     *("data_prep.build_shards", "pretrain.evaluate", "pretrain.export", "pretrain.page"),
-    *("pretrain.training.train", "finetune.reporting.results", "finetune.running.run_list"),
+    *("pretrain.training.start", "finetune.reporting.results", "finetune.running.run_list"),
     *("finetune.glue.job", "finetune.squad.job", "finetune.tagging.job"),
 ]
 """Imported once: libraries, and what the commands import; each process still runs its script from the beginning."""

@@ -89,7 +89,7 @@ def new_batch(where: Setting) -> Batch:
     return random_batch(where.batch_size, where.length, where.vocabulary).to(where.device)
 
 
-def gentle_engine(where: Setting, model: Electra, name: str) -> Engine[Electra]:
+def gentle_engine(where: Setting, model: Electra, name: str) -> Engine:
     """Returns an engine for the file `name` in `ds_configs/`, with an initial loss scale that does not overflow."""
     config = json.loads((CONFIGS / f"{name}.json").read_text())
     if "fp16" in config:
@@ -97,7 +97,7 @@ def gentle_engine(where: Setting, model: Electra, name: str) -> Engine[Electra]:
     return new_engine(model, where.run, config, where.batch_size, where.world)
 
 
-def engine_step(engine: Engine[Electra], batch: Batch) -> Tensor:
+def engine_step(engine: Engine, batch: Batch) -> Tensor:
     """Trains one step; returns its loss."""
     loss = engine.forward(batch).loss
     engine.backward(loss)

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
 from pretrain.method.registry import load_objective
-from pretrain.presets import ROWS, preset, with_objective, with_row
+from pretrain.presets import ROWS, load_row, preset, with_objective, with_row
 
 Name = Annotated[str, Field(min_length=1, max_length=80)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -209,7 +209,11 @@ class Study(Conditions):
         for row in self.rows:
             try:
                 run = preset(row.preset or self.preset)
-                run = with_row(run, row.row) if row.row else with_objective(run, load_objective(row.objective or ""))
+                run = (
+                    with_row(run, load_row(row.row))
+                    if row.row
+                    else with_objective(run, load_objective(row.objective or ""))
+                )
                 with_overrides(run, [*self.set, *row.set])
             except ConfigError as error:
                 problems.append(f"rows: {row.name!r}: {error}")

@@ -203,8 +203,7 @@ def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, b
             yield from ((name, file.read(name)) for name in sorted(file.namelist()) if pattern.fullmatch(name))
         return
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
-    for name in sorted(filter(pattern.fullmatch, paths)):
-        yield name, read_file(paths[name], "decontaminate")
+    yield from ((name, read_file(paths[name], "decontaminate")) for name in sorted(filter(pattern.fullmatch, paths)))
 
 
 def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:

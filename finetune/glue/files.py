@@ -41,8 +41,7 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
     Raises:
         ConfigError: a folder or file is missing, too many rows are malformed, or the hub cannot be reached.
     """
-    splits = ("train", *task.dev_splits)
-    train, *dev = (read(task, open_split(task, data_dir, split)).examples for split in splits)
+    train, *dev = (read(task, open_split(task, data_dir, split)).examples for split in ("train", *task.dev_splits))
     wanted = [(of, split, file) for of in tasks_predicted_with(task) for split, file in of.test_files.items()]
     unseen = {
         file: read(of, open_split(of, data_dir, split, labeled=False), labeled=False)

@@ -162,9 +162,7 @@ class GlueJob(Job):
         outputs = self.answer_all(
             features, model, world, EVALUATION_BATCH, width, lambda output_BC, batch, own: output_BC
         ).numpy()
-        if self.task.classes:
-            return outputs.argmax(axis=1).astype(float)
-        return np.nan_to_num(outputs[:, 0])
+        return outputs.argmax(axis=1).astype(float) if self.task.classes else np.nan_to_num(outputs[:, 0])
 
 
 def make_job(task: GlueTask, data: TaskData, tokenizer: Any, settings: GlueConfig) -> GlueJob:

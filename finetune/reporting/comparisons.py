@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 
 
 def differences(rows: Sequence[Row], columns: Sequence[Column], outputs: Sequence[Path]) -> Iterator[Difference]:
-    """Yields the difference of every two models in every column, if they share data and at least one seed.
+    """Yields the difference between each pair of models, per column, if they share data and at least one seed.
 
     `outputs` are the folders that may hold the runs' predictions.
     """

@@ -57,7 +57,7 @@ def launch(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) ->
 
 
 def run_queue(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) -> int:
-    """Does the runs that the options ask for and the output folder lacks; returns the exit code.
+    """Runs everything requested that the output folder does not have yet; returns the exit code.
 
     `load` checks the names of the tasks, then yields the tasks, reading the files of each when it is reached.
 
@@ -89,12 +89,12 @@ class Queue:
             compute_deterministically()
         self.world = start_processes()
         choice = choose(self.world.world_size, options.deepspeed_config)
-        self.deepspeed_config = read(choice.file, options.of_deepspeed)
+        self.deepspeed_config = read(choice.path, options.of_deepspeed)
         for settings in dict.fromkeys(run.settings for run in self.runs):  # a mistake shows before anything is written
             resolve_for(settings, self.deepspeed_config, self.world)
         precision = self.deepspeed_config.precision
         require_same_precision(precision, self.world)
-        self.say(f"precision {precision} ({choice.file.stem}): {choice.reason}")
+        self.say(f"precision {precision} ({choice.path.stem}): {choice.reason}")
         if self.world.is_first and (warning := slow_precision(precision)):
             print_warning(warning)
         self._jobs: dict[RunIdentity, Job] = {}
@@ -239,6 +239,6 @@ def list_settings(options: FinetuneOptions) -> str:
     A setting whose default depends on the model or the task is shown without a value.
     """
     settings = options.settings_class.model_construct(None, **options.overrides())
-    file = choose(number_of("WORLD_SIZE", "1"), options.deepspeed_config).file
+    file = choose(number_of("WORLD_SIZE", "1"), options.deepspeed_config).path
     of_deepspeed = settings_tables(DeepSpeedConfig, read(file, options.of_deepspeed), OVERRIDE)
     return "\n\n".join([*settings_tables(options.settings_class, settings), *of_deepspeed])

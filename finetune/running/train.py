@@ -268,5 +268,4 @@ def layer_scale(name: str, num_layers: int, decay: float) -> float:
     if name.startswith("head."):
         return 1.0
     layer = re.search(r"\.layer\.(\d+)\.", name)
-    below_head = num_layers - int(layer[1]) if layer else num_layers + 1
-    return decay**below_head
+    return decay ** (num_layers - int(layer[1]) if layer else num_layers + 1)

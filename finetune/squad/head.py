@@ -92,8 +92,7 @@ class SpanHead(nn.Module):
     def ends(self, hidden_BLH: Tensor, allowed_BL: Tensor, start_BK: Tensor) -> Tensor:
         """Returns the logits [B, K, L] of all ends given each start."""
         state_BKH = torch.take_along_dim(hidden_BLH, start_BK[:, :, None], dim=1)
-        end_BKL = self.end(state_BKH[:, :, None], hidden_BLH[:, None])
-        return end_BKL.masked_fill(~allowed_BL[:, None], -math.inf)
+        return self.end(state_BKH[:, :, None], hidden_BLH[:, None]).masked_fill(~allowed_BL[:, None], -math.inf)
 
 
 class QuestionAnswerer(nn.Module):
@@ -109,8 +108,7 @@ class QuestionAnswerer(nn.Module):
         """Returns logits in training, beams in evaluation. Spans lie in the paragraph or are [CLS]."""
         allowed_BL = batch.token_type_ids_BL.bool()
         if not self.last_separator:
-            last_B1 = batch.attention_mask_BL.sum(1, keepdim=True) - 1
-            allowed_BL = allowed_BL.scatter(1, last_B1, False)
+            allowed_BL = allowed_BL.scatter(1, batch.attention_mask_BL.sum(1, keepdim=True) - 1, False)
         allowed_BL[:, 0] = True
         hidden_BLH = self.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
         return self.head(hidden_BLH, allowed_BL, batch.target_B[:, 0].long() if self.training else None)

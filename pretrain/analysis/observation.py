@@ -16,7 +16,7 @@ from foundation.stats import ResampledStatistic, mean, resample
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Detection
 from pretrain.method.losses import discriminator_loss
-from pretrain.method.objective import ElectraOutput, Objective
+from pretrain.method.objective import Detected, Objective
 from pretrain.training.metrics import MetricTotals, summary
 
 CANDIDATES = 16
@@ -106,10 +106,10 @@ def observe(model: Objective, batches: Iterable[Batch], device: torch.device) ->
     tokens: dict[str, list[Tensor]] = defaultdict(list)
     for batch in batches:
         for name, output in model.outputs(batch).items():
-            if isinstance(output, ElectraOutput):
-                seen = _judgment(batch, output.d_BL, output.replaced_BL, sequences)
-                parts[name].append(_on_host(*seen, *_observe_masked(batch, output)))
-                tokens[name].append(output.draw.tokens_BK.to("cpu", torch.int32))
+            if detected := output.detected:
+                seen = _judgment(batch, detected.d_BL, detected.replaced_BL, sequences)
+                parts[name].append(_on_host(*seen, *_observe_masked(batch, detected)))
+                tokens[name].append(detected.draw.tokens_BK.to("cpu", torch.int32))
         metrics.add(batch, output, watched=False)  # the last output, with the objective's own sampling distribution
         original_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
         valid_BK = batch.masked_valid_BK
@@ -152,14 +152,14 @@ def _judgment(batch: Batch, d_BL: Tensor, replaced_BL: Tensor, first_sequence: i
     return tuple(column_BL[visible_BL] for column_BL in columns_BL)
 
 
-def _observe_masked(batch: Batch, output: ElectraOutput) -> tuple[Tensor, ...]:
+def _observe_masked(batch: Batch, detected: Detected) -> tuple[Tensor, ...]:
     """Returns the columns of `Observations`, except `judgment`, for the masked positions of one batch."""
-    valid_BK, drawn = batch.masked_valid_BK, output.draw
+    valid_BK, drawn = batch.masked_valid_BK, detected.draw
     assert drawn.entropy_q_BK is not None  # requested by `observe`
-    other_BK = output.replaced_BL.gather(1, batch.masked_positions_BK)
+    other_BK = detected.replaced_BL.gather(1, batch.masked_positions_BK)
     return (
-        output.d_BL.new_empty(0) if drawn.estimated_loss_BK is None else drawn.estimated_loss_BK[valid_BK],
-        output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid_BK],
+        detected.d_BL.new_empty(0) if drawn.estimated_loss_BK is None else drawn.estimated_loss_BK[valid_BK],
+        detected.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid_BK],
         other_BK[valid_BK],
         drawn.log_ratio_BK.exp()[valid_BK],
         drawn.log_max_q_BK.exp()[valid_BK],
@@ -191,6 +191,8 @@ def oracle_distance(
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for batch in batches:
         *_, (name, output) = model.outputs(batch).items()
+        detected = output.detected
+        assert detected is not None  # of a `Detection`
         slot_B1 = batch.keep_uniforms_BK.masked_fill(~batch.masked_valid_BK, -1).argmax(1, keepdim=True)
         place_B1 = batch.masked_positions_BK.gather(1, slot_B1)
         prediction = model.predict(batch)
@@ -198,14 +200,14 @@ def oracle_distance(
         for number in range(candidates):
             quantile_BK = torch.full_like(batch.uniforms_BK, (number + 0.5) / candidates)
             token_B1 = prediction.p.draw(quantile_BK)[0].gather(1, slot_B1)
-            tokens_BK = output.draw.tokens_BK.scatter(1, slot_B1, token_B1)
+            tokens_BK = detected.draw.tokens_BK.scatter(1, slot_B1, token_B1)
             losses.append(discriminator_loss(*model.discriminate(batch, tokens_BK)).gather(1, place_B1))
         loss_BC = torch.cat(losses, 1).double().clamp_(min=LEAST_LOSS)
         log_mean_B = loss_BC.mean(1).log()
         parts["p_G"].append((log_mean_B - loss_BC.log().mean(1)).cpu().numpy())
         if name != "p_G":
-            drawn_B = output.discriminator_loss_BL.gather(1, place_B1)[:, 0].double().clamp(min=LEAST_LOSS)
-            log_ratio_B = output.draw.log_ratio_BK.gather(1, slot_B1)[:, 0]
+            drawn_B = detected.discriminator_loss_BL.gather(1, place_B1)[:, 0].double().clamp(min=LEAST_LOSS)
+            log_ratio_B = detected.draw.log_ratio_BK.gather(1, slot_B1)[:, 0]
             parts[name].append((log_mean_B - drawn_B.log() - log_ratio_B).cpu().numpy())
     return {
         name: resample(np.stack((np.concatenate(part), np.ones(sum(map(len, part))))), mean)

@@ -136,8 +136,7 @@ class TrainingBatches:
         plan = self.plan
         micro_steps = range(plan.micro_batches // plan.world_size)
         lengths = self.shards.lengths(index)
-        masked = np.sum(mask_size(lengths, self.mask_rate))
-        counts = (masked / plan.micro_batches, lengths.sum() / plan.micro_batches)
+        counts = np.sum(mask_size(lengths, self.mask_rate)) / plan.micro_batches, lengths.sum() / plan.micro_batches
         masks = self.mask_rate, self.weight_V
         parts = [plan.rows(micro_step) for micro_step in micro_steps]
         return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts, *masks).pinned() for rows in parts]

@@ -1,7 +1,7 @@
 """Masks of a sequence in an epoch: by default mask copy `epoch mod copies`, as it is in the shards.
 
-Mask copies of one shuffle are disjoint. At another rate, a mask is whole copies of one shuffle, one after another, then
-a random subset of the next one, keyed by (seed, sequence, epoch). So every maskable token has the same probability. In
+Mask copies of one shuffle are disjoint. At another rate, a mask joins whole copies of one shuffle and a random subset
+of the next, keyed by (seed, sequence, epoch). So every maskable token has the same probability. In
 short sequences a shuffle has fewer copies; tokens in none of them come last.
 
 Shape letters: B batch, L length, C mask copies, M candidates for a sequence's mask, V vocabulary.
@@ -40,8 +40,7 @@ def read_masked(
     if rate != MASK_RATE:
         special = shards.manifest.special_tokens
         maskable_BL = ~np.isin(ids_BL, (special.pad, special.cls, special.sep, special.mask))
-        positions_1L = np.arange(ids_BL.shape[1])[None]
-        uniforms_BL = uniforms(key_of(seed, SUBSET), index_B, epoch_B, positions_1L)
+        uniforms_BL = uniforms(key_of(seed, SUBSET), index_B, epoch_B, np.arange(ids_BL.shape[1])[None])
         order_BL = np.where(maskable_BL, uniforms_BL, np.inf)
         starts = copy_B[None] if weight_V is None else copy_CB
         masked_MBL = np.stack([_resized(masked_MBL, start_B, order_BL, lengths_B, rate) for start_B in starts])

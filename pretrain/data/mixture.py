@@ -56,8 +56,7 @@ class Mixture:
 
     def __iter__(self) -> Iterator[tuple[str, int, float]]:
         """Yields each folder with its number of sequences and its share of the samples."""
-        shares = (share / sum(self.shares) for share in self.shares)
-        return zip(self._names, self.sizes, shares, strict=True)
+        return zip(self._names, self.sizes, (share / sum(self.shares) for share in self.shares), strict=True)
 
     def shuffled(self, sample_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns sequence and epoch of each of the samples, int64 [B]; a folder's epoch has each sequence once."""

@@ -101,28 +101,24 @@ class Shards:
         if copies := [copy for shard in in_order if (copy := self._copies[shard])]:
             CACHE.expect(copies)
 
-    def require_room(self) -> None:
-        """Checks that the cache is large enough for the order: for two windows of each remote folder, or all its
-        shards.
-
-        Raises:
-            ConfigError: the cache is too small.
+    def problems(self, cache_gb: float) -> Iterator[str]:
+        """Yields a problem if a cache of this size is too small for the order: for all remote shards, or for two
+        windows of each remote folder.
         """
-        remote = [copy for copy in self._copies if copy]
+        remote, window = [copy for copy in self._copies if copy], self.mixture.window
         whole = sum(copy.shard.size for copy in remote)
-        window = self.mixture.window
-        if not window and whole > CACHE.limit:
-            raise ConfigError(
+        if not window and whole > cache_gb * GB:
+            yield (
                 f"order: got 'full', but the remote shards hold {whole / GB:.1f} GB, more than the"
-                f" {CACHE.limit / GB:g} GB of --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
+                f" {cache_gb:g} GB of --cache_gb; use --set order=windows, or --cache_gb {-(-whole // GB)}"
             )
-        sizes = {
-            folder: sorted(copy.shard.size for copy in remote if copy.folder.local == folder) for folder in self.folders
-        }
-        needed = sum(sum(size[-2 * window :]) for size in sizes.values())
-        if window and needed > CACHE.limit:
-            raise ConfigError(
-                f"cache_gb: got {CACHE.limit / GB:g}, but two windows of {window} shards take up to"
+        needed = sum(
+            sum(sorted(copy.shard.size for copy in remote if copy.folder.local == folder)[-2 * window :])
+            for folder in self.folders
+        )
+        if window and needed > cache_gb * GB:
+            yield (
+                f"cache_gb: got {cache_gb:g}, but two windows of {window} shards take up to"
                 f" {needed / GB:.1f} GB; use --cache_gb {-(-needed // GB)}, or --set window lower"
             )
 
@@ -265,8 +261,7 @@ class _MappedShard:
         following = np.where(items < last, self._ids.offsets[np.minimum(items + 1, last)], self._ids.size)
         wrong = (lengths < 3) | (lengths > self._longest) | (starts % 2 != 0) | (following != starts + 2 * lengths)
         if wrong.any():
-            item = items[np.argmax(wrong)]
-            raise LocalProblem(f"data: {self._prefix}.idx is damaged at sequence {item}; {VERIFY}")
+            raise LocalProblem(f"data: {self._prefix}.idx is damaged at sequence {items[np.argmax(wrong)]}; {VERIFY}")
         return lengths
 
     def gather_ids(self, items: np.ndarray, rows: np.ndarray, out_BL: np.ndarray) -> np.ndarray:

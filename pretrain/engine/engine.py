@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,7 @@ from pretrain.engine.plain import MOMENTS, Backend, Plain
 from pretrain.job.processes import World
 from pretrain.model.encoder import Stack
 
-Inputs = ParamSpec("Inputs")
-Output_co = TypeVar("Output_co", covariant=True)
-Model = TypeVar("Model", bound=nn.Module)
-Model_co = TypeVar("Model_co", covariant=True)
 Progress = TypeVar("Progress")
-
-
-class Runs(Protocol[Inputs, Output_co]):
-    """A model, typed by the signature of its forward."""
-
-    def forward(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,7 @@ class Unread(NamedTuple):
         return StepResult(overflow, math.inf if overflow else norm, self.loss_scale, overflow and self.final), sums
 
 
-class Engine(Generic[Model_co]):
+class Engine:
     """A model under DeepSpeed, or at stage 0 under plain PyTorch.
 
     `parameter_groups` come from `optim.parameter_groups`, `config` from `deepspeed_config.resolve`. `few_shapes` says
@@ -82,12 +72,12 @@ class Engine(Generic[Model_co]):
         ConfigError: bf16 on a GPU without it, or the job needs DeepSpeed and it cannot be imported.
     """
 
-    module: Model_co
+    module: Any
     """The model itself, on its device and in its precision; called directly for evaluation."""
 
     def __init__(
-        self: "Engine[Model]",
-        model: Model,
+        self,
+        model: nn.Module,
         parameter_groups: Sequence[Mapping[str, Any]],
         config: EngineConfig,
         world: World,
@@ -115,7 +105,7 @@ class Engine(Generic[Model_co]):
         """Adam's step count: this run's updates, plus those of the run whose optimizer it started with, if any."""
         return int(next(iter(self.backend.adam.state.values()))["step"])
 
-    def forward(self: "Engine[Runs[Inputs, Output_co]]", *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output_co:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output of the model's forward, which holds the loss."""
         return self.backend.forward(*args, **kwargs)
 
@@ -223,11 +213,11 @@ def optimizer_step(
     """Runs the backward of each of this rank's micro-batches, then the update. Collective.
 
     Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
-    `requests` returns this rank's, such as to stop. Returns the result of the update, the sum of the values over
-    all ranks, and for each request whether any rank made it.
+    `requests()` gives this rank's flags (stop, save). Returns the update's result, the sum of the values, and each
+    flag OR-ed over the ranks.
     """
-    total = accumulate(engine, losses)
-    result, (loss_sum, *requested) = end_step(engine, total, requests(), learning_rate).read()
+    step = end_step(engine, accumulate(engine, losses), requests(), learning_rate)
+    result, (loss_sum, *requested) = step.read()
     return result, loss_sum, [ranks > 0 for ranks in requested]
 
 

@@ -39,36 +39,37 @@ all-reduce alone, so ZeRO's collectives would fail.
 """
 
 
-class Choice(NamedTuple):
+class ChosenFile(NamedTuple):
     """A DeepSpeed file, and why it was chosen."""
 
-    file: Path
+    path: Path
     reason: str
+    named: bool = False
+    """By the user."""
 
 
-def choose(processes: int, given: Path = AUTO) -> Choice:
+def choose(processes: int, given: Path = AUTO) -> ChosenFile:
     """Returns the given file or, for `auto`, the file of this machine's fastest precision; fp32 for one process without
     DeepSpeed.
 
     The paper's V100 has fp16 but no bf16; from the A100 on, bf16 is as fast and does not overflow.
     """
     if given != AUTO:
-        return Choice(given, "as given by --deepspeed_config")
+        return ChosenFile(given, "as given by --deepspeed_config", named=True)
     if processes == 1 and find_spec("deepspeed") is None:
-        return Choice(file_of("fp32", processes), "DeepSpeed is not installed")
+        return ChosenFile(file_of("fp32", processes), "DeepSpeed is not installed")
     if not torch.cuda.is_available():
         fast, slow = ("bf16", "fp32") if bf16_is_faster() else ("fp32", "bf16")
-        return Choice(file_of(fast, processes), f"this CPU ({instructions()}) multiplies {fast} faster than {slow}")
+        return ChosenFile(file_of(fast, processes), f"this CPU ({instructions()}) multiplies {fast} faster than {slow}")
     name = torch.cuda.get_device_name()
     if torch.cuda.is_bf16_supported(including_emulation=False):
-        return Choice(file_of("bf16", processes), f"{name} computes in bf16")
-    return Choice(file_of("fp16", processes), f"{name} has fp16 but no bf16")
+        return ChosenFile(file_of("bf16", processes), f"{name} computes in bf16")
+    return ChosenFile(file_of("fp16", processes), f"{name} has fp16 but no bf16")
 
 
 def file_of(precision: str, processes: int) -> Path:
     """Returns the file of a precision; in fp32 one process has nothing to share, so it trains in plain PyTorch."""
-    stage = 0 if precision == "fp32" and processes == 1 else 1
-    return ROOT / "ds_configs" / f"zero{stage}_{precision}.json"
+    return ROOT / "ds_configs" / f"zero{int(precision != 'fp32' or processes > 1)}_{precision}.json"
 
 
 def name_of_hardware() -> str:

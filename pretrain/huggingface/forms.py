@@ -96,8 +96,9 @@ class Form(NamedTuple):
         }
         try:
             found = dict(create_model("Settings", __base__=Settings, **types | self.others).from_values(values, source))
-            own = {ours: found[theirs] for theirs, ours in self.names.items()}
-            return self.parts.config(**own | self.derived(found))
+            return self.parts.config(
+                **{ours: found[theirs] for theirs, ours in self.names.items()} | self.derived(found)
+            )
         except (ConfigError, ValueError) as error:
             problems = error.problems if isinstance(error, ConfigError) else (f"{source}: {error}",)
             raise ConfigError(*(f"{problem}; correct it, or name another model" for problem in problems)) from None

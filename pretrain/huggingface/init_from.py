@@ -5,7 +5,7 @@ default, a fresh sampling head starts with p_S = p_G. Added tokens and positions
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_rang
 MAY_DIFFER = (*FREE, "global_theta", "local_theta")
 """Fields in which a run may differ from the models: also rotary bases, for longer sequences."""
 PROBE = "\u00c9cole \u4e2d\u6587"
-"""A text that each choice of a normalizer changes: `École` and two Chinese characters."""
+"""A text that shows every setting of a normalizer (case, accents, Chinese): `École` and two Chinese characters."""
 CLASSES = {"generator": GENERATOR, "discriminator": DISCRIMINATOR}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Ends of the names of parameters with a row per token."""
@@ -161,15 +161,12 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
     return run.model_copy(update={"model": model})
 
 
-def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path) -> None:
-    """Checks that the donors fit the generator and discriminator of `run`, and that the vocabulary of `tokenizer`
-    begins with theirs.
-
-    Raises:
-        ConfigError: lists every field that differs, or names a donor with another vocabulary.
+def misfits(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path) -> Iterator[str]:
+    """Yields a problem for each field in which the donors do not fit the generator and discriminator of `run`, or for
+    each vocabulary with which that of `tokenizer` does not begin.
     """
     encoders = objective_class(run.objective.name).encoders(run.model, vocab_size)  # one if it trains one model
-    problems = [
+    fields = [
         f"init_from: {donor.folder} has {field} {theirs}, expected {ours} with this configuration and data"
         for donor in donors
         for field, ours in vars(encoders[-1 if donor.role == "discriminator" else 0]).items()
@@ -178,15 +175,14 @@ def require_fit(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path
         and not (field == "vocab_size" and donor.has_tokenizer)  # its tokens are compared below
         and not (field == "max_position_embeddings" and theirs < ours)
     ]
-    if problems:
-        raise ConfigError(*dict.fromkeys(problems))
     tokens = open_tokenizer(str(tokenizer)).tokens
-    for donor in donors:
-        if donor.has_tokenizer and open_tokenizer(str(donor.tokenizer)).tokens != tokens[: donor.config.vocab_size]:
-            raise ConfigError(
-                f"init_from: the vocabulary of {donor.folder} is neither the data's nor its beginning; build the"
-                " shards with that folder as --vocab"
-            )
+    others = [
+        f"init_from: the vocabulary of {donor.folder} is neither the data's nor its beginning; build the shards with"
+        " that folder as --vocab"
+        for donor in donors
+        if donor.has_tokenizer and open_tokenizer(str(donor.tokenizer)).tokens != tokens[: donor.config.vocab_size]
+    ]
+    yield from dict.fromkeys(fields or others)
 
 
 def normalized_otherwise(donors: Donors, tokenizer: Path) -> list[Path]:
@@ -245,8 +241,13 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
                 weights = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
             if place == "." and all(name.startswith("electra.") for name in weights):
                 parts, modules = parts[:1], nn.ModuleDict({"electra": modules["electra"]})
-            start = len(EMBEDDINGS)
-            embeddings.append({name[start:]: weights[name] for name in weights if name.startswith(EMBEDDINGS)})
+            embeddings.append(
+                {
+                    name.removeprefix(EMBEDDINGS): weight
+                    for name, weight in weights.items()
+                    if name.startswith(EMBEDDINGS)
+                }
+            )
         fill(modules, weights, donor.folder)
         loaded += parts
     if "generator" in model.exports:

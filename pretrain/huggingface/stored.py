@@ -89,8 +89,8 @@ class Stored(NamedTuple):
         if words is None:
             if WORDS not in weights or not any(name.startswith(f"{first}.") for name in weights):
                 raise ConfigError(
-                    f"models: {self.folder} has no word embeddings or no pre-training head; expected an export, not"
-                    " fine-tuned"
+                    f"models: {self.folder} has no word embeddings or no pre-training head; expected an"
+                    " exported pre-trained model, not a fine-tuned one"
                 )
             model["electra"] = encoder = self.form.parts.encoder(self.config)
             words = encoder.embeddings.word_embeddings

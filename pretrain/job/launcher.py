@@ -14,7 +14,7 @@ SUPERVISORS = ("supervise", "supervise.py")
 
 
 def launchers() -> list[psutil.Process]:
-    """Returns the processes with which this rank must end: its launchers on this machine, and the supervisor.
+    """Returns the processes whose end must end this rank: its launchers on this machine, and the supervisor.
 
     They are the rank's parent and, under DeepSpeed, all processes with the job's arguments and their parents:
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss
-from pretrain.method.objective import Cost, ElectraOutput, Objective, ObjectiveConfig, PredictionConfig
+from pretrain.method.objective import Cost, Detected, Objective, ObjectiveConfig, Output, PredictionConfig
 from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import Encoder
@@ -64,7 +64,7 @@ class Detection(Objective):
     discriminator: Encoder
     discriminator_predictions: nn.Module
 
-    def forward(self, batch: Batch, entropies: bool = False, from_p_G: bool = False) -> ElectraOutput:
+    def forward(self, batch: Batch, entropies: bool = False, from_p_G: bool = False) -> Output:
         """Computes the losses of one micro-batch. With `from_p_G`, x' is drawn as in ELECTRA."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
         prediction = self.predict(batch, entropies)
@@ -77,25 +77,14 @@ class Detection(Objective):
         if self.objective.importance_weighting:
             weighted_loss_D_BL = loss_D_BL * importance_weights(drawn.log_ratio_BK, batch)
         lambda1, lambda2 = self.objective.lambdas
-        return ElectraOutput(
-            # the counts are means per micro-batch, so averaging micro-batches gives the step's mean
-            loss=loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
+        # the counts are means per micro-batch, so averaging micro-batches gives the step's mean
+        loss = (
+            loss_G_BK.where(valid_BK, 0.0).sum() / batch.masked_count
             + lambda1 * loss_S_BK.where(valid_BK, 0.0).sum() / batch.masked_count
-            + lambda2 * weighted_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count,
-            generator_loss_BK=loss_G_BK.detach(),
-            log_p_original_BK=prediction.log_p_original_BK.detach(),
-            top_BK=prediction.p.top_X,
-            log_max_p_G_BK=prediction.p.log_largest_X,
-            entropy_p_G_BK=prediction.entropy_BK,
-            sampler_loss_BK=loss_S_BK.detach(),
-            discriminator_loss_BL=loss_D_BL.detach(),
-            draw=drawn,
-            d_BL=d_BL.detach(),
-            replaced_BL=replaced_BL,
+            + lambda2 * weighted_loss_D_BL.where(batch.attention_mask_BL, 0.0).sum() / batch.token_count
         )
-
-    def outputs(self, batch: Batch) -> Mapping[str, ElectraOutput]:
-        return {"p_G": self(batch, entropies=True)}
+        detected = Detected(drawn, loss_S_BK.detach(), loss_D_BL.detach(), d_BL.detach(), replaced_BL)
+        return Output.of(loss, prediction, detected)
 
     @abstractmethod
     def predict(self, batch: Batch, entropies: bool = False) -> Prediction:
@@ -108,8 +97,7 @@ class Detection(Objective):
     def draw_from_p_G(self, batch: Batch, prediction: Prediction) -> tuple[Draw, SamplerLoss]:
         """Draws x' as in ELECTRA; returns the draw and an L_S of 0, as no sampler learns."""
         q = prediction.p.tempered(self.objective.temperature)
-        drawn = draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original)
-        return drawn, no_loss
+        return draw_from(q, prediction, batch.uniforms_BK, self.objective.forbid_original), no_loss
 
     def discriminate(self, batch: Batch, tokens_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the discriminator's logits d with `tokens` at the masked positions, and a mask of the positions that
@@ -179,7 +167,7 @@ class Sampler(Electra):
 
     title = "ELECTRA with sampled replacements"
 
-    def outputs(self, batch: Batch) -> Mapping[str, ElectraOutput]:
+    def outputs(self, batch: Batch) -> Mapping[str, Output]:
         return {"p_G": self(batch, entropies=True, from_p_G=True), "p_S": self(batch, entropies=True)}
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import masked_states
-from pretrain.method.objective import MaskedLMOutput, Objective, PredictionConfig
+from pretrain.method.objective import Objective, Output, PredictionConfig
 from pretrain.method.sampling import predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.heads import HeadScores, VocabularyScores
@@ -36,16 +36,10 @@ class MaskedLM(Objective):
     def encoders(model: ModelConfig, vocab_size: int) -> tuple[EncoderSizes, ...]:
         return (model.discriminator(vocab_size),)
 
-    def forward(self, batch: Batch, entropies: bool = False) -> MaskedLMOutput:
+    def forward(self, batch: Batch, entropies: bool = False) -> Output:
         hidden_BKH = masked_states(self.electra, batch, self.special_mask_id, self.objective.mask_keep_fraction)
         projected_BKE = self.generator_predictions(hidden_BKH)
         scores = HeadScores(projected_BKE, self.generator_lm_head, self.electra.embeddings.word_embeddings)
         prediction = predict(batch, hidden_BKH, scores.softmax(), self.objective.gamma, entropies)
-        return MaskedLMOutput(
-            loss=prediction.loss_BK.where(batch.masked_valid_BK, 0.0).sum() / batch.masked_count,
-            generator_loss_BK=prediction.loss_BK.detach(),
-            log_p_original_BK=prediction.log_p_original_BK.detach(),
-            top_BK=prediction.p.top_X,
-            log_max_p_G_BK=prediction.p.log_largest_X,
-            entropy_p_G_BK=prediction.entropy_BK,
-        )
+        loss = prediction.loss_BK.where(batch.masked_valid_BK, 0.0).sum() / batch.masked_count
+        return Output.of(loss, prediction)

@@ -14,7 +14,7 @@ from foundation.config import StrictConfig
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.losses import Gamma
-from pretrain.method.sampling import Draw
+from pretrain.method.sampling import Draw, Prediction
 from pretrain.model.config import ModelConfig
 from pretrain.model.sizes import EncoderSizes
 
@@ -64,7 +64,19 @@ class PredictionConfig(ObjectiveConfig):
         return gamma
 
 
-class MaskedLMOutput(NamedTuple):
+class Detected(NamedTuple):
+    """Replacements and the discriminator's answers to them, detached."""
+
+    draw: Draw
+    sampler_loss_BK: Tensor
+    discriminator_loss_BL: Tensor
+    d_BL: Tensor
+    """The discriminator's logits; positive means "replaced"."""
+    replaced_BL: Tensor
+    """True where the discriminator's input differs from the original token."""
+
+
+class Output(NamedTuple):
     """The result of one forward: the loss to differentiate, and detached per-position tensors for the metrics."""
 
     loss: Tensor
@@ -77,27 +89,19 @@ class MaskedLMOutput(NamedTuple):
     """Log-probability of the most likely ids."""
     entropy_p_G_BK: Tensor | None
     """Entropy of p_G in nats, if requested."""
+    detected: Detected | None = None
 
-
-class ElectraOutput(NamedTuple):
-    """The fields of `MaskedLMOutput`, then the draw and the discriminator's answers."""
-
-    loss: Tensor
-    generator_loss_BK: Tensor
-    log_p_original_BK: Tensor
-    top_BK: Tensor
-    log_max_p_G_BK: Tensor
-    entropy_p_G_BK: Tensor | None
-    sampler_loss_BK: Tensor
-    discriminator_loss_BL: Tensor
-    draw: Draw
-    d_BL: Tensor
-    """The discriminator's logits; positive means "replaced"."""
-    replaced_BL: Tensor
-    """True where the discriminator's input differs from the original token."""
-
-
-Output = MaskedLMOutput | ElectraOutput
+    @classmethod
+    def of(cls, loss: Tensor, prediction: Prediction, detected: Detected | None = None) -> "Output":
+        return cls(
+            loss,
+            prediction.loss_BK.detach(),
+            prediction.log_p_original_BK.detach(),
+            prediction.p.top_X,
+            prediction.p.log_largest_X,
+            prediction.entropy_BK,
+            detected,
+        )
 
 
 class Objective(nn.Module, ABC):

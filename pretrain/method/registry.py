@@ -86,10 +86,8 @@ def objective_names() -> list[str]:
 
 
 def objective_class(name: str) -> "type[Objective]":
-    """Returns the class of a built-in objective or of a loaded sampler."""
-    if name in LOADED:
-        return LOADED[name].kind
-    return resolve_name(BUILT_IN[name])
+    """Returns the class of a built-in objective or of a loaded sampler, by its name or as package.module:CLASS."""
+    return LOADED[name].kind if name in LOADED else resolve_name(BUILT_IN.get(name, name))
 
 
 def load_objective(given: str) -> str:

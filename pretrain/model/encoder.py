@@ -137,8 +137,7 @@ class TiedEmbedding(nn.Embedding):
 
         With `frozen`, no gradient reaches the matrix [V, E].
         """
-        weight_VE = self.weight.detach() if frozen else self.weight
-        return (use or ops.look_up)(input, weight_VE)
+        return (use or ops.look_up)(input, self.weight.detach() if frozen else self.weight)
 
 
 class Encoder(nn.Module):
@@ -189,7 +188,7 @@ class ElectraEncoder(Encoder):
 
 
 class Packing(NamedTuple):
-    """The positions that layers compute: all [T = B L] or, outside attention, only those of tokens."""
+    """Which positions layers compute: all T = B L of them or, outside attention, only the non-padding ones."""
 
     shape: torch.Size
     """[B, L]."""

@@ -45,8 +45,7 @@ class Disentangled(TokenEmbeddings):
     @torch.no_grad()
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         for name, weight in weights.items():
-            shared = self.shared.get_parameter(name)
-            self.get_parameter(name).copy_(weight - shared if name in DISENTANGLED else weight)
+            self.get_parameter(name).copy_(weight - self.shared.get_parameter(name) if name in DISENTANGLED else weight)
 
 
 class DisentangledEmbeddings(Disentangled, Embeddings):

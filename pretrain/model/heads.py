@@ -53,8 +53,7 @@ class VocabularyScores(nn.Module):
             use = partial(all_scores, bias_V=bias_V if fused else None)
             scores_XV = full_precision(embeddings(projected_XE, use, frozen))
             return scores_XV if bias_V is None or fused else scores_XV.add_(bias_V)  # the bias stays in fp32
-        embedded_XE = full_precision(embeddings(ids_X, frozen=frozen))
-        scores_X = (embedded_XE * full_precision(projected_XE)).sum(-1)
+        scores_X = (full_precision(embeddings(ids_X, frozen=frozen)) * full_precision(projected_XE)).sum(-1)
         return scores_X if bias_V is None else scores_X + bias_V[ids_X]
 
 

@@ -124,9 +124,9 @@ def rotary_heads(values_BLX: Tensor, rotation_2LD: Tensor, heads: int) -> tuple[
 
 
 def tokens_of(visible_BL: Tensor) -> Tensor | None:
-    """Returns the places [T] of the tokens among the B L positions, for layers to compute only these.
+    """Returns the indices [T] of the non-padding positions, so that layers can skip padding.
 
-    Here `None`: layers compute all positions, so shapes do not depend on the data.
+    Here `None`: nothing is skipped, so shapes do not depend on the data.
     """
     return None
 

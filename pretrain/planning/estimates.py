@@ -53,10 +53,10 @@ HOOK, UPDATE, GATHER = 22e-6, 20e-6, 90e-6
 """Seconds of the host per parameter tensor of the layers: DeepSpeed's hooks, beside the backward; its update; and, with
 several ranks, a copy into a bucket after the backward (estimated: no several GPUs have been seen)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
-"""Ratios of times on a GPU: of a whole step, with embeddings and update, to its layers; of heads, sampling and losses
-to their matrix products (docs/evidence/gpu.md)."""
+"""Measured factors on a GPU: time of a step, with embeddings and update, over that of its layers; time of heads,
+sampling and losses over that of their matrix products (docs/evidence/gpu.md)."""
 BESIDE_MODEL = 1.2
-"""Ratio of times on a CPU: of a whole step, with update and communication, to its forwards and backwards."""
+"""The same on a CPU: time of a step, with update and communication, over that of its forwards and backwards."""
 
 
 def flops_per_token(
@@ -364,7 +364,7 @@ def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str
     """Forecasts a run whose shards do not exist yet: returns the hardware, such as `these 2 cores in fp32`, and the
     run's seconds. On a CPU, as many processes are measured at once as will train.
     """
-    precision = read(choose(processes).file).precision
+    precision = read(choose(processes).path).precision
     ranks = 1 if torch.cuda.is_available() else processes
     with start_pool(ranks) as pool:
         assert pool is not None  # only ranks of an mpirun have none

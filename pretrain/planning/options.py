@@ -1,5 +1,6 @@
 """The command line of a pre-training run, separate from its plan so that `--help` imports nothing slow."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
@@ -63,6 +64,20 @@ class RunOptions(StrictConfig):
     def folder(self) -> Path:
         """The run folder."""
         return self.output or Path("runs") / self.preset
+
+    def problems(self) -> Iterator[str]:
+        """Yields a problem for each pair of options that exclude each other."""
+        if self.objective is not None and self.row is not None:
+            yield f"row: got {self.row!r} with --objective, but a row sets the objective; give one of them"
+        if self.forecast and not self.dry_run:
+            yield f"forecast: got {self.forecast} without --dry_run; add it, or leave --forecast out"
+
+    @field_validator("row")
+    @classmethod
+    def _is_loaded(cls, row: str | None) -> str | None:
+        from pretrain.presets import load_row  # imports torch
+
+        return row and load_row(row)
 
     @field_validator("log_to")
     @classmethod

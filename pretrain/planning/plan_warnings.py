@@ -1,45 +1,32 @@
-"""Warnings about a plan that would run but probably waste its time, and the report of `--dry_run`.
+"""Warnings about a plan that would run but probably waste its time.
 
 Each warning is one line that names the field, its value, why it is doubtful and what to do.
 """
 
-import os
-import re
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 
 from data_prep.manifest import LESS_PADDING, MOST_PADDING, enough_to_hold_out
-from foundation.command_line import print_warning
-from foundation.config import ConfigError, counted
 from foundation.files import existing_part
 from foundation.progress import DAY, about
-from pretrain.engine.checkpoint import newest_valid
-from pretrain.engine.hardware import AUTO, slow_precision
+from pretrain.engine.hardware import slow_precision
 from pretrain.huggingface.init_from import normalized_otherwise
-from pretrain.job.launcher import missing_tasks
-from pretrain.job.rank_log import printable_lines
 from pretrain.method.registry import objective_class
 from pretrain.planning.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Machine, Memory, memory_per_process
-from pretrain.planning.hosts import check_hosts
 from pretrain.planning.plan import Plan
 from pretrain.presets import BASE, SMALL
 from pretrain.runs.folder import CHECKPOINTS, DESCRIPTION
-from pretrain.runs.models import empty_model
 
 MOST_EPOCHS = 100
 """More epochs cause a warning. BERT read its text 40 times (Devlin et al. 2019, A.2). For causal models, up to 4 passes
 are nearly as good as new text, and after 40 more passes add almost nothing (Muennighoff et al. 2023)."""
-MOST_DAYS, MOST_UNASKED_DAYS = 60, 5
+MOST_DAYS, MOST_UNCONFIRMED_DAYS = 60, 5
 """A longer run causes a warning; without a GPU, one longer than the second number starts only if its user names a
 DeepSpeed file. The paper's longest run took 5 days, on 16 GPUs."""
 MOST_WARMUP = 0.5
 """A larger share of warm-up steps causes a warning; the paper's runs have 0.01."""
 PAPER_VOCABULARY, FAR = 30_522, 4
 """Size of BERT's vocabulary, which the paper uses; 4 times smaller or larger makes it a different experiment."""
-NOT_TYPED = ("--dry_run", "--local_rank")
-"""Options left out of the printed launch command; DeepSpeed's launcher adds --local_rank itself."""
 
 
 def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
@@ -63,19 +50,20 @@ def too_long(plan: Plan, machine: Machine, steps: int | None = None, most: float
         )
 
 
-def unasked_days(plan: Plan, machine: Machine) -> Iterator[str]:
-    """Yields a problem if a new run without a GPU would take days, and its user has not named a DeepSpeed file."""
-    unasked = plan.options.deepspeed_config == AUTO and plan.started is None
-    if unasked and machine.capability == (0, 0):
-        for warning in too_long(plan, machine, most=MOST_UNASKED_DAYS):
-            yield f"{warning}, or a GPU; to start it here all the same, add --deepspeed_config {plan.choice.file.stem}"
+def unconfirmed_days(plan: Plan, machine: Machine) -> Iterator[str]:
+    """Yields a problem if a new run without a GPU would take days, and no DeepSpeed file was named to confirm it."""
+    if plan.started is None and not plan.here.file.named and machine.capability == (0, 0):
+        for warning in too_long(plan, machine, most=MOST_UNCONFIRMED_DAYS):
+            yield (
+                f"{warning}, or a GPU; to start it here all the same, add --deepspeed_config {plan.here.file.path.stem}"
+            )
 
 
 def _precision(plan: Plan, machine: Machine) -> Iterator[str]:
-    if machine.capability == (0, 0) and (warning := slow_precision(plan.deepspeed.precision)):
+    if machine.capability == (0, 0) and (warning := slow_precision(plan.here.deepspeed.precision)):
         yield warning
     before, now = plan.started, plan.description
-    if before and not plan.target.gpu and (before.precision, before.hardware) != (now.precision, now.hardware):
+    if before and not plan.here.target.gpu and (before.precision, before.hardware) != (now.precision, now.hardware):
         yield (
             f"resume: {plan.folder / DESCRIPTION} was written on {before.hardware} in {before.precision}, this is"
             f" {now.hardware} in {now.precision}: the run continues, but losses agree only within rounding"
@@ -104,7 +92,7 @@ def _data_and_schedule(plan: Plan) -> Iterator[str]:
                 f"data: {folder} has {size:,} sequences, and {steps:,} steps would read them {epochs:,.0f} times,"
                 f" expected at most {MOST_EPOCHS} (BERT: 40); build it from more text{fewer}"
             )
-    for donor in normalized_otherwise(plan.sources or (), plan.shards.folders[0] / "tokenizer"):
+    for donor in normalized_otherwise(plan.donors or (), plan.shards.folders[0] / "tokenizer"):
         yield (
             f"init_from: the tokenizer of {donor} treats case, accents or Chinese otherwise than that of"
             f" {plan.shards.folders[0]}; build the shards with the model's folder as --vocab"
@@ -129,8 +117,8 @@ def _sizes(plan: Plan) -> Iterator[str]:
         yield (
             f"model.generator_hidden_size: got {model.generator_hidden_size}, expected less than hidden_size"
             f" ({model.hidden_size}), best a quarter to a half: with a generator as large as the discriminator the"
-            " discriminator's loss collapses (google/electra-small-generator is as large); --init_from the"
-            " discriminator only, with a fresh generator, or --set model.generator_hidden_size lower"
+            " discriminator's loss collapses; --init_from the discriminator only, or --set model.generator_hidden_size"
+            " lower"
         )
     if model not in (SMALL.model, BASE.model):
         return
@@ -160,7 +148,9 @@ def _memory(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
 
 def memory_of(plan: Plan, parameters: int, machine: Machine) -> Memory:
     """Returns the estimated memory of one process."""
-    return memory_per_process(plan.deepspeed, plan.target.processes, parameters, plan.sizes, machine.capability)
+    return memory_per_process(
+        plan.here.deepspeed, plan.here.target.processes, parameters, plan.sizes, machine.capability
+    )
 
 
 def disk_needed(plan: Plan, parameters: int) -> int:
@@ -180,67 +170,3 @@ def disk_shortage(plan: Plan, parameters: int) -> Iterator[str]:
             f"output: checkpoints need {needed / GIB:.1f} GiB, but only {free / GIB:.1f} GiB are free at {place};"
             " free some space, name another --output, or --set keep_checkpoints lower or keep_every to 0 or higher"
         )
-
-
-def dry_run(plan: Plan) -> None:
-    """Prints a run's plan, its estimated needs, its launch command and warnings; starts nothing.
-
-    Raises:
-        ConfigError: lists everything that would keep the run from working.
-    """
-    run, machine = plan.run, plan.machine()
-    parameters = sum(parameter.numel() for parameter in empty_model(plan.description).parameters())
-    problems = [*disk_shortage(plan, parameters), *unasked_days(plan, machine)]
-    warnings = [warning for warning in plan_warnings(plan, parameters, machine) if warning not in problems]
-    lines = [str(plan), f"model       {run.model}", f"objective   {run.objective}", f"optimizer   {run.optim}"]
-    if checkpoint := newest_valid(plan.folder / CHECKPOINTS):
-        lines.append(f"start       resumes from step {checkpoint.step:,} of {run.optim.steps:,}")
-    lines += _needs(plan, parameters, machine)
-    if slots := plan.target.slots:
-        local = [folder for folder in plan.shards.folders if str(folder) in plan.shards.names]
-        of_hosts, found = check_hosts(slots, local)
-        problems += of_hosts
-        lines += [f"host        {host}: {counted(count, 'slot')}; {found[host]}" for host, count in slots.items()]
-        if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
-            keep_alive = "export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'"
-            warnings.append(f"pdsh waits forever for a host that loses its network; use {keep_alive}")
-    warnings += missing_tasks()
-    print(printable_lines("\n".join([*lines, f"launch      {_launch(plan)}"])))
-    if not problems:
-        warnings += too_long(plan, machine)
-        print(f"nothing was started; {counted(len(warnings), 'warning') + ':' if warnings else 'no problem was found'}")
-    for warning in warnings:
-        print_warning(warning)
-    if problems:
-        raise ConfigError(*problems)
-
-
-def _launch(plan: Plan) -> str:
-    """Returns the command that starts the run: this one without the options of a dry run."""
-    options = shlex.split(re.sub(r"--forecast[ =]\S+", "", shlex.join(sys.argv[1:])))
-    given = [part for part in options if not part.startswith(NOT_TYPED)]
-    hostfile = plan.options.hostfile
-    launcher = ["deepspeed", *(["--hostfile", str(hostfile)] if hostfile else []), "--module"]
-    if not hostfile and plan.target.processes == 1 and not plan.target.on_gpu:
-        launcher = ["python", "-m"]
-    return shlex.join([*launcher, "pretrain.run", *given])  # --hostfile too: each rank checks it again
-
-
-def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
-    run = plan.run
-    tokens, flops = (
-        run.batch_size * run.optim.steps * plan.shards.mixture.mean_length,
-        plan.flops_per_step * run.optim.steps,
-    )
-    yield f"size        {parameters / 1e6:.1f} M parameters; {tokens:.3g} word pieces, {flops:.3g} FLOPs"
-    memory = memory_of(plan, parameters, machine)
-    parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
-    yield f"memory      {sum(memory) / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
-    seconds, each = plan.seconds(machine, run.optim.steps), "each reaches" if plan.target.gpu else "it reaches"
-    speed = f"{1e3 * seconds / run.optim.steps:,.0f} ms a step, on {machine.name} in {plan.deepspeed.precision}"
-    yield f"time        {about(seconds)}, {speed}, if {each} {machine.source}"
-    place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
-    yield (
-        f"disk        {needed / GIB:.1f} GiB for checkpoints;"
-        f" {shutil.disk_usage(place).free / GIB:.1f} GiB are free at {place}"
-    )

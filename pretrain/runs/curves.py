@@ -6,7 +6,7 @@ A curve is named GROUP/NAME/KIND, for example `Loss/discriminator_loss/train`; N
 import html
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foundation.config import ConfigError
-from pretrain.runs.folder import DESCRIPTION
+from pretrain.runs.folder import DESCRIPTION, flat
 
 CHARTS = {
     "Loss": ("generator_loss", "sampler_loss", "discriminator_loss discriminator_entropy"),
@@ -68,18 +68,7 @@ def curves_of(kind: str, values: Mapping[str, Any]) -> Curves:
         if any(shares):
             edges = [place / len(shares) for place in range(len(shares) + 1)]
             histograms[curve_name(kind, f"max_probability/{path}")] = Histogram(edges, shares)
-    return Curves({curve_name(kind, path): value for path, value in flat(scalars)}, histograms)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the numbers of nested values, each with its path, such as `max_probability/p_G/9`."""
-    for name, value in values.items():
-        if isinstance(value, list):
-            value = {str(place): part for place, part in enumerate(value)}
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, value
+    return Curves({curve_name(kind, path): value for path, value in flat(scalars, "/", lists=True)}, histograms)
 
 
 class TensorBoard:

@@ -16,6 +16,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.main import IncEx
@@ -46,8 +47,7 @@ BOOKKEEPING = {
     "keep_every",
     "deterministic",
 }
-"""Settings of when a run reports and saves, and of how it rounds. They do not change its mathematics, so it may resume
-with other values."""
+"""When a run reports and saves, and whether it is deterministic: mathematics stay, so a run may resume with others."""
 VERSIONS_OF = ("torch", "deepspeed", "numpy", "electra-sampler")
 
 REPLACED = ("metrics.jsonl", "deepspeed.json", SAMPLER, "tokenizer", STARTS, "logs/rank-0000.json")
@@ -286,10 +286,14 @@ def write_json(path: Path, value: object) -> None:
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yields the values of nested sections, each with its dotted path, such as `model.layers`."""
+def flat(
+    values: Mapping[str, Any], separator: str = ".", lists: bool = False, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested sections, and of `lists` if asked for, each with its path, such as `model.layers`."""
     for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
+        if lists and isinstance(value, list):
+            value = {str(place): part for place, part in enumerate(value)}
+        if isinstance(value, Mapping):
+            yield from flat(value, separator, lists, f"{prefix}{key}{separator}")
         else:
             yield prefix + key, value

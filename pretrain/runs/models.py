@@ -92,7 +92,7 @@ def is_run(names: Sequence[str]) -> bool:
     return len(names) == 1 and (Path(names[0]) / DESCRIPTION).is_file()
 
 
-def find_sources(names: Sequence[str]) -> Donors:
+def find_donors(names: Sequence[str]) -> Donors:
     """Returns the models that `--init_from` names: in a run's newest checkpoint, or in Hugging Face folders.
 
     Raises:
@@ -163,8 +163,7 @@ def load_trained(folder: Path, step: str = "newest", average: int = 1) -> tuple[
     (last,) = choose_checkpoints(folder, (step,))
     if average == 1:
         return load_checkpoint(description, last), last.step
-    up_to_last = all_valid(folder / CHECKPOINTS, wanted=lambda step: step <= last.step)
-    averaged = [*islice(up_to_last, average)][::-1]
+    averaged = [*islice(all_valid(folder / CHECKPOINTS, wanted=lambda step: step <= last.step), average)][::-1]
     if len(averaged) < average:
         raise ConfigError(
             f"average: got {average}, but {folder} has {counted(len(averaged), 'intact checkpoint')} up to step"

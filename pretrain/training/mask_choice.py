@@ -6,9 +6,9 @@ Shape letters: B batch, K masked positions per sequence, V vocabulary.
 import numpy as np
 import torch
 
-from pretrain.data.batches import Batch, TrainingBatches
+from pretrain.data.batches import WEIGHTS_EVERY, Batch, TrainingBatches
 from pretrain.job.processes import World
-from pretrain.method.objective import ElectraOutput, Output
+from pretrain.method.objective import Output
 from pretrain.training.state import TrainingState
 
 UNIT = 1 << 20
@@ -17,8 +17,27 @@ KEPT = 0.9
 """Share of the older losses that is kept when the weights change: the mean is over about ten such intervals."""
 
 
-class MaskChoice:
-    """A running mean of L_D at masked positions by original token, which weighs the tokens in the choice of a mask."""
+class MasksInTurn:
+    """Takes the masks in turn, so that nothing of the losses has to be known."""
+
+    every: tuple[int, ...] = ()
+    """Steps between changes."""
+
+    def add(self, batch: Batch, output: Output) -> None:
+        """Adds the losses of one micro-batch, on the device."""
+
+    def step_done(self, step: int) -> None:
+        """Changes the choice if that is due after the step. Collective."""
+
+    def saved(self) -> list[list[list[float]]]:
+        """Returns the `token_losses` of a checkpoint. Collective."""
+        return []
+
+
+class MaskChoice(MasksInTurn):
+    """Tracks each token's mean L_D where it is masked; these means choose the masks."""
+
+    every = (WEIGHTS_EVERY,)
 
     def __init__(self, exponent: float, state: TrainingState, batches: TrainingBatches, world: World) -> None:
         """Continues from `state`, and sets the weights of `batches`."""
@@ -30,23 +49,23 @@ class MaskChoice:
         batches.weight_V = weights(self._known_2V, exponent)
 
     def add(self, batch: Batch, output: Output) -> None:
-        """Adds the losses of one micro-batch, on the device."""
-        assert isinstance(output, ElectraOutput)
+        assert output.detected
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
-        loss_BK = output.discriminator_loss_BL.gather(1, positions_BK).nan_to_num(0.0, 0.0, 0.0)  # fp16 may overflow
+        # NaN and infinity, as fp16 may overflow
+        loss_BK = output.detected.discriminator_loss_BL.gather(1, positions_BK).nan_to_num(0.0, 0.0, 0.0)
         terms_2BK = torch.stack(((loss_BK * UNIT).round().long(), torch.ones_like(positions_BK))) * valid_BK
-        token_BK = batch.input_ids_BL.gather(1, positions_BK)
-        self._recent_2V.index_add_(1, token_BK.flatten(), terms_2BK.flatten(1))
+        self._recent_2V.index_add_(1, batch.input_ids_BL.gather(1, positions_BK).flatten(), terms_2BK.flatten(1))
 
-    def renew(self) -> None:
-        """Changes the weights, before a step that is a multiple of `WEIGHTS_EVERY`. Collective."""
+    def step_done(self, step: int) -> None:
+        if step % WEIGHTS_EVERY:
+            return
         recent_2V = self._world.sum_over_ranks(self._recent_2V).cpu().numpy()
         self._known_2V = KEPT * self._known_2V + recent_2V / np.array([[UNIT], [1]])
         self._recent_2V.zero_()
         self._batches.weight_V = weights(self._known_2V, self._exponent)
 
     def saved(self) -> list[list[list[float]]]:
-        """Returns the `token_losses` of a checkpoint: older sums, and recent ones in units of 1 / UNIT. Collective."""
+        """Returns older sums, and recent ones in units of 1 / UNIT."""
         return [self._known_2V.tolist(), self._world.sum_over_ranks(self._recent_2V.clone()).tolist()]
 
 

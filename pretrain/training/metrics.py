@@ -4,7 +4,7 @@ All values come from the forwards of the run and are kept on the device; the hos
 Shape letters: B batch, L length, K masked positions per sequence, N positions, flattened.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,10 @@ from torch import Tensor
 from foundation.config import ConfigError
 from foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
+from pretrain.engine.engine import Engine
 from pretrain.job.processes import World
-from pretrain.method.objective import ElectraOutput, Output
+from pretrain.method.electra import Sampler
+from pretrain.method.objective import Detected, Output
 from pretrain.runs.curves import Histogram
 
 SUMS = (
@@ -143,15 +145,16 @@ class MetricTotals:
     def _watch(self, batch: Batch, output: Output) -> None:
         self._count_masked(batch, "max_p_G", PROBABILITY, output.log_max_p_G_BK.exp())
         self._add_entropy(batch, "entropy_p_G", output.entropy_p_G_BK)
-        if not isinstance(output, ElectraOutput):
+        if output.detected is None:
             return
-        self._count_masked(batch, "max_p_S", PROBABILITY, output.draw.log_max_q_BK.exp())
-        self._count_masked(batch, "log_ratio", LOG_RATIO, output.draw.log_ratio_BK)
-        self._add_entropy(batch, "entropy_p_S", output.draw.entropy_q_BK)
-        class_BL = batch.masked_BL + output.replaced_BL  # only masked positions are replaced
-        self._count("logit", class_BL * LOGIT.number + LOGIT.place(output.d_BL), batch.attention_mask_BL)
-        if output.draw.estimated_loss_BK is not None:
-            self._add_estimate(batch, output, output.draw.estimated_loss_BK)
+        draw, _, _, d_BL, replaced_BL = output.detected
+        self._count_masked(batch, "max_p_S", PROBABILITY, draw.log_max_q_BK.exp())
+        self._count_masked(batch, "log_ratio", LOG_RATIO, draw.log_ratio_BK)
+        self._add_entropy(batch, "entropy_p_S", draw.entropy_q_BK)
+        class_BL = batch.masked_BL + replaced_BL  # only masked positions are replaced
+        self._count("logit", class_BL * LOGIT.number + LOGIT.place(d_BL), batch.attention_mask_BL)
+        if draw.estimated_loss_BK is not None:
+            self._add_estimate(batch, output.detected, draw.estimated_loss_BK)
 
     def _count(self, part: str, index: Tensor, counted: Tensor) -> None:
         """Adds the bins `index`, where `counted` is true, to the histogram `part`.
@@ -167,12 +170,12 @@ class MetricTotals:
         assert entropy_BK is not None, "the forward was not asked for entropies"
         self._parts[part] += entropy_BK.where(batch.masked_valid_BK, 0.0).sum(dtype=torch.float64)
 
-    def _add_estimate(self, batch: Batch, output: ElectraOutput, estimate_BK: Tensor) -> None:
+    def _add_estimate(self, batch: Batch, detected: Detected, estimate_BK: Tensor) -> None:
         """Adds the moments of estimated and actual L_D at the drawn tokens, by class."""
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
-        other_BK = output.replaced_BL.gather(1, positions_BK)
+        other_BK = detected.replaced_BL.gather(1, positions_BK)
         a_N = estimate_BK.double().flatten()
-        b_N = output.discriminator_loss_BL.gather(1, positions_BK).double().flatten()
+        b_N = detected.discriminator_loss_BL.gather(1, positions_BK).double().flatten()
         features_N6 = torch.stack((torch.ones_like(a_N), a_N, b_N, a_N * a_N, b_N * b_N, a_N * b_N), dim=1)
         classes_2N = torch.stack((valid_BK & ~other_BK, valid_BK & other_BK)).flatten(1).double()
         self._parts["estimate"] += (classes_2N @ features_N6).flatten()
@@ -193,25 +196,26 @@ def _terms(batch: Batch, output: Output) -> list[Tensor]:
         -output.log_p_original_BK * valid_BK,
         (output.top_BK == original_BK) & valid_BK,
     ]
-    if isinstance(output, ElectraOutput):
-        for name, part in {**output.draw._asdict(), "L_S": output.sampler_loss_BK}.items():
+    if output.detected is not None:
+        draw, sampler_loss_BK, loss_D_BL, d_BL, replaced_BL = output.detected
+        for name, part in {**draw._asdict(), "L_S": sampler_loss_BK}.items():
             if part is not None and part.shape != valid_BK.shape:  # which might broadcast
                 raise ConfigError(
                     f"objective: {name} of a draw has shape {[*part.shape]}, expected {[*valid_BK.shape]}, a value per"
                     " masked position; correct the sampler's `draw`"
                 )
-        suspected_BL = (output.d_BL > 0) & visible_BL
-        right_BL = (suspected_BL == output.replaced_BL) & visible_BL
+        suspected_BL = (d_BL > 0) & visible_BL
+        right_BL = (suspected_BL == replaced_BL) & visible_BL
         terms += [
             visible_BL,
-            output.sampler_loss_BK * valid_BK,
-            output.replaced_BL,
-            output.discriminator_loss_BL * visible_BL,
+            sampler_loss_BK * valid_BK,
+            replaced_BL,
+            loss_D_BL * visible_BL,
             right_BL.gather(1, batch.masked_positions_BK) & valid_BK,
             right_BL,
             suspected_BL,
-            suspected_BL & output.replaced_BL,
-            valid_BK & ~torch.stack([part for part in output.draw[1:] if part is not None]).isfinite().all(0),
+            suspected_BL & replaced_BL,
+            valid_BK & ~torch.stack([part for part in draw[1:] if part is not None]).isfinite().all(0),
         ]
     return terms
 
@@ -226,8 +230,7 @@ def describe(vector: Tensor) -> dict[str, Any]:
     parts = split(vector.cpu())
     values = _beliefs(parts, "p_G")
     if parts["max_p_S"].sum():
-        ours = _beliefs(parts, "p_S")
-        values = {name: values[name] | ours[name] for name in values}
+        values = {name: values[name] | of_p_S for name, of_p_S in _beliefs(parts, "p_S").items()}
         targets = torch.tensor(PERCENTILES, dtype=torch.float64) / 100 * parts["log_ratio"].sum()
         places = torch.searchsorted(parts["log_ratio"].cumsum(0), targets)
         ratios = (LOG_RATIO.low + (places.double() + 0.5) * LOG_RATIO.width).exp()  # the centers of their bins
@@ -277,3 +280,26 @@ def histograms(vector: Tensor) -> dict[str, Histogram]:
             edges = np.linspace(bins.low, bins.high, bins.number // factor + 1).tolist()
             found[name] = Histogram(edges, counts.view(-1, factor).sum(1).tolist())
     return found
+
+
+@torch.no_grad()
+def evaluate(engine: Engine, batches: Iterable[Batch], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the metrics on held-out text, over all ranks. Collective.
+
+    Where a sampler replaces p_G, also the accuracy of detection under both (paper, appendix).
+    """
+    reported, under_p_G = MetricTotals(engine.device), MetricTotals(engine.device)
+    engine.module.eval()
+    for batch in batches:
+        progress("a batch of the evaluation")
+        batch = batch.to(engine.device)
+        reported.add(batch, engine.forward(batch, entropies=True), watched=True)
+        if isinstance(engine.module, Sampler):
+            under_p_G.add(batch, engine.forward(batch, from_p_G=True), watched=False)
+    engine.module.train()
+    values = reported.values(engine.world)
+    if isinstance(engine.module, Sampler):
+        of_p_G = under_p_G.values(engine.world)
+        for name in ("accuracy_masked", "accuracy_all"):
+            values[f"{name}_under"] = {"p_G": of_p_G[name], "p_S": values[name]}
+    return values

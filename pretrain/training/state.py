@@ -2,15 +2,18 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+from foundation.locks import confirm
 from pretrain.config import RunConfig
 from pretrain.data.batches import TrainingBatches
-from pretrain.engine.engine import StepResult
+from pretrain.engine.checkpoint import NotSaved, save
+from pretrain.engine.engine import Engine, StepResult
+from pretrain.runs.folder import CHECKPOINTS, LOCK
 
 RECENT = 64
 """Number of preceding losses that a new one is compared with."""
@@ -92,3 +95,36 @@ def spike(loss: float, recent: Sequence[float]) -> str | None:
     if loss <= middle + SPIKE * deviation:
         return None
     return f"loss {loss:.4g} is a spike: the last {RECENT} steps had {middle:.4g} +- {deviation:.2g}"
+
+
+def save_state(
+    engine: Engine, folder: Path, run: RunConfig, state: TrainingState, say: Callable[[str], None], must: bool
+) -> None:
+    """Saves a checkpoint of the current state; a failure is only a warning unless the checkpoint `must` be saved.
+
+    Collective.
+
+    Raises:
+        NotSaved: on every rank, if the checkpoint could not be written and `must` is set.
+        Lost: on the first rank, if another command has taken over the run folder.
+    """
+    engine_state, problem = engine.full_state(), None
+    if engine.world.is_first:
+        confirm(folder / LOCK)
+        try:
+            saved = save(
+                folder / CHECKPOINTS,
+                state.step,
+                engine_state,
+                asdict(state),
+                keep_last=run.keep_checkpoints,
+                keep_every=run.keep_every,
+                say=say,
+            )
+            say(f"saved {saved.folder}")
+        except NotSaved as error:
+            problem = str(error)
+    if (problem := engine.world.share(problem)) and must:
+        raise NotSaved(problem)
+    if problem:
+        say(f"WARNING: {problem}; training continues, and will try again when the next checkpoint is due")

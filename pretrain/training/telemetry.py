@@ -21,7 +21,7 @@ from foundation.files import ROOT
 from foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
-from pretrain.method.objective import ElectraOutput, Output
+from pretrain.method.objective import Output
 from pretrain.planning.estimates import Machine
 from pretrain.planning.plan import Plan
 from pretrain.planning.plan_warnings import too_long
@@ -53,7 +53,7 @@ class Telemetry:
         self._log, steps = None, plan.run.optim.steps
         if engine.world.is_first:
             with writing(plan.folder):
-                self._log = RunLog(plan.folder, step, steps, plan.options.log_to)
+                self._log = RunLog(plan.folder, step, steps, plan.here.log_to)
                 record_start(plan.folder, engine, step, machine)
         resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
         self.say(resumed if step else "starts at step 0")
@@ -220,8 +220,8 @@ def example(batch: Batch, output: Output, vocabulary: Sequence[str]) -> str:
     masked language model the drawn token is its most likely one. `!` follows each token, masked or not, that the
     discriminator takes for replaced.
     """
-    if isinstance(output, ElectraOutput):
-        tokens_BK, suspected_BL = output.draw.tokens_BK, output.d_BL > 0
+    if output.detected:
+        tokens_BK, suspected_BL = output.detected.draw.tokens_BK, output.detected.d_BL > 0
     else:
         tokens_BK, suspected_BL = output.top_BK, torch.zeros_like(batch.attention_mask_BL)
     valid_K, visible_L = batch.masked_valid_BK[0], batch.attention_mask_BL[0]

@@ -51,7 +51,7 @@ def test_folders_are_mixed_by_weight_and_another_mixture_is_another_run(
     assert f"{shards_folder}: " in text and "75.0% of the samples" in text and "25.0% of the samples" in text
     plan = make_plan(options(shards_folder, tmp_path / "run", **mixed))
     assert plan.held_out is not None and plan.held_out.folders == (shards_folder / "held_out", copy / "held_out")
-    write_run(tmp_path / "run", plan.description, plan.deepspeed.json)
+    write_run(tmp_path / "run", plan.description, plan.here.deepspeed.json)
     assert read_run(tmp_path / "run").data_weights == (3.0, 1.0)
     with pytest.raises(ConfigError, match=r"data_weights: .* was started with \[3\.0, 1\.0\], .* \[1\.0, 1\.0\]"):
         make_plan(options(shards_folder, tmp_path / "run", **mixed | {"data_weights": (1.0, 1.0)}))

@@ -57,7 +57,7 @@ def test_after_the_last_step_is_saved_only_a_refused_command_is_a_failure(
     ending: str, code: int, tmp_path: Path, launch: Launch, shards_folder: Path
 ) -> None:
     plan = make_plan(RunOptions(preset="tiny", data=(shards_folder,), output=tmp_path))
-    write_run(tmp_path, plan.description, plan.deepspeed.json)
+    write_run(tmp_path, plan.description, plan.here.deepspeed.json)
     (tmp_path / "checkpoints" / f"step-{plan.run.optim.steps:08}").mkdir(parents=True)
     finished(supervise(launch, *counting(tmp_path, ending)), code)
     assert (tmp_path / "starts").read_text() == "x"

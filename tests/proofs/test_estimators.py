@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra, ElectraOutput
+from pretrain.method.electra import Electra
+from pretrain.method.objective import Output
 from pretrain.model.distribution import hp_loss_weights
 from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
@@ -85,10 +86,10 @@ def sequences(masks: int, rows: int, uniforms_BK: Tensor) -> Batch:
     )
 
 
-def every_draw(model: Electra, masks: int) -> ElectraOutput:
+def every_draw(model: Electra, masks: int) -> Output:
     """A forward with one row per combination of tokens at the masked positions: every possible draw."""
     grid = ((torch.arange(GRID) + 0.5) / GRID)[:, None].expand(GRID, masks)
-    tokens = model(sequences(masks, GRID, grid)).draw.tokens_BK
+    tokens = model(sequences(masks, GRID, grid)).detected.draw.tokens_BK
     reaching = [[grid[tokens[:, k] == t, k][0] for t in range(VOCABULARY)] for k in range(masks)]
     return model(sequences(masks, VOCABULARY**masks, torch.cartesian_prod(*map(torch.stack, reaching)).view(-1, masks)))
 
@@ -102,11 +103,11 @@ def model(request: pytest.FixtureRequest, make_electra: Callable[..., Electra]) 
     return model
 
 
-def masked_losses(output: ElectraOutput, masks: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def masked_losses(output: Output, masks: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """L_D [rows, masks], weights p_G/q, and each row's probability under q and under p_G."""
-    log_q, log_p_G = output.draw.log_q_BK, output.draw.log_p_G_BK
-    loss = output.discriminator_loss_BL[:, 1 : masks + 1]
-    return loss, output.draw.log_ratio_BK.exp(), log_q.sum(-1).exp(), log_p_G.sum(-1).exp()
+    log_q, log_p_G = output.detected.draw.log_q_BK, output.detected.draw.log_p_G_BK
+    loss = output.detected.discriminator_loss_BL[:, 1 : masks + 1]
+    return loss, output.detected.draw.log_ratio_BK.exp(), log_q.sum(-1).exp(), log_p_G.sum(-1).exp()
 
 
 def test_the_models_weighted_loss_is_unbiased_with_one_mask(model: Electra) -> None:
@@ -132,7 +133,7 @@ def test_with_two_masks_the_bias_comes_only_from_the_other_masks_distribution(mo
     """E[w1 L1] - E_{p_G}[L1] = sum p_G(x1) (q(x2) - p_G(x2)) L1(x1, x2): it vanishes if L1 does not depend on x2."""
     output = every_draw(model, 2)
     loss, weight, q, p_G = masked_losses(output, 2)
-    log_q, log_p_G = output.draw.log_q_BK, output.draw.log_p_G_BK
+    log_q, log_p_G = output.detected.draw.log_q_BK, output.detected.draw.log_p_G_BK
     for own, other in ((0, 1), (1, 0)):
         bias = (q * weight[:, own] * loss[:, own]).sum() - (p_G * loss[:, own]).sum()
         shift = log_q[:, other].exp() - log_p_G[:, other].exp()

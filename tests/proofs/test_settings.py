@@ -27,7 +27,7 @@ from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.presets import PRESETS, objective_config
 from pretrain.runs.models import build_model
-from pretrain.training.train import build_training, measured_machine, train
+from pretrain.training.start import build_training, measured_machine
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
 from tests.pretrain.engine import engine_worker as worker
@@ -91,7 +91,7 @@ def test_every_accepted_setting_trains(key: str, shards_folder: Path, tmp_path: 
         world = start_processes()
         watchdog = Watchdog(world, 600, folder)
         try:
-            assert train(build_training(plan, measured_machine(plan, world), world, watchdog)) == 0, text
+            assert build_training(plan, measured_machine(plan, world), world, watchdog).train() == 0, text
         except FloatingPointError:
             assert key == "optim.lr", "only a learning rate may make a run diverge"
 

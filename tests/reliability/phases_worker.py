@@ -17,7 +17,7 @@ from pretrain.job.processes import leave, start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
-from pretrain.training.train import build_training, measured_machine, train
+from pretrain.training.start import build_training, measured_machine
 
 STAGES = (0, 1, 2, 3)
 
@@ -42,7 +42,7 @@ def main(shards: str, run: str, folder: str) -> None:
             state = training.engine.full_state()
             if world.is_first:
                 torch.save(asdict(state), plan.folder / "start.pt")
-            assert train(training) == 0
+            assert training.train() == 0
     leave(0)
 
 

@@ -106,11 +106,13 @@ def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
     output.loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     visible = small_batch.attention_mask_BL
-    assert output.loss.item() == pytest.approx(50 * output.discriminator_loss_BL[visible].mean().item(), rel=1e-5)
-    assert not output.generator_loss_BK.any() and not output.sampler_loss_BK.any()
+    assert output.loss.item() == pytest.approx(
+        50 * output.detected.discriminator_loss_BL[visible].mean().item(), rel=1e-5
+    )
+    assert not output.generator_loss_BK.any() and not output.detected.sampler_loss_BK.any()
     p = expected(shards, name)
-    assert output.draw.entropy_q_BK is not None
-    assert output.draw.entropy_q_BK.numpy() == pytest.approx(-(p[p > 0] * np.log(p[p > 0])).sum(), rel=1e-5)
+    assert output.detected.draw.entropy_q_BK is not None
+    assert output.detected.draw.entropy_q_BK.numpy() == pytest.approx(-(p[p > 0] * np.log(p[p > 0])).sum(), rel=1e-5)
     vocabulary, length = shards.manifest.vocab_size, shards.manifest.seq_length
     hidden, inner = run.model.hidden_size, run.model.intermediate_size
     per_layer = 2 * (4 * hidden * hidden + 2 * hidden * inner + 2 * length * hidden)
@@ -120,9 +122,9 @@ def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
 @pytest.mark.parametrize("name", NAMES)
 def test_originals_are_never_drawn_if_forbidden(name: str, shards: Shards, small_batch: Batch) -> None:
     valid, free = small_batch.masked_valid_BK, model_of(shards, name)(small_batch)
-    drawn = model_of(shards, name, forbid_original=True)(small_batch).draw.tokens_BK
+    drawn = model_of(shards, name, forbid_original=True)(small_batch).detected.draw.tokens_BK
     original = small_batch.input_ids_BL.gather(1, small_batch.masked_positions_BK)
-    assert (free.draw.tokens_BK == original)[valid].any() and not (drawn == original)[valid].any()
+    assert (free.detected.draw.tokens_BK == original)[valid].any() and not (drawn == original)[valid].any()
 
 
 def test_a_model_is_built_and_loaded_without_its_shards(shards: Shards) -> None:

@@ -34,10 +34,10 @@ def test_one_candidate_gives_electras_step_bitwise_with_the_same_dropout(
         gradients.append([parameter.grad for parameter in model.parameters()])
         assert all(module.training for module in model.modules())
     ours, electras = outputs
-    assert torch.equal(ours.loss, electras.loss) and torch.equal(ours.d_BL, electras.d_BL)
-    assert torch.equal(ours.draw.tokens_BK, electras.draw.tokens_BK)
+    assert torch.equal(ours.loss, electras.loss) and torch.equal(ours.detected.d_BL, electras.detected.d_BL)
+    assert torch.equal(ours.detected.draw.tokens_BK, electras.detected.draw.tokens_BK)
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
-    assert torch.allclose(ours.draw.log_ratio_BK, electras.draw.log_ratio_BK, atol=1e-6)
+    assert torch.allclose(ours.detected.draw.log_ratio_BK, electras.detected.draw.log_ratio_BK, atol=1e-6)
 
 
 def one_mask(rows: int) -> Batch:
@@ -77,7 +77,7 @@ def test_with_one_mask_and_many_candidates_the_draws_tend_to_p_g_times_a_power_o
         torch.nn.init.normal_(parameter)  # losses that differ between tokens
     p_G, loss = p_and_losses(model)
     wanted = p_G * loss**exponent / (p_G * loss**exponent).sum()
-    drawn = model(one_mask(rows), entropies=True).draw
+    drawn = model(one_mask(rows), entropies=True).detected.draw
     shares = torch.bincount(drawn.tokens_BK.flatten(), minlength=VOCABULARY) / rows
     assert (shares - wanted).abs().sum() / 2 < 0.03
     if exponent:
@@ -97,7 +97,7 @@ def test_a_constant_loss_leaves_electras_distribution(make_electra: Callable[...
     p_G, loss = p_and_losses(model)
     assert loss.unique().numel() == 1
     many = one_mask(4000)
-    drawn = model(many).draw
+    drawn = model(many).detected.draw
     shares = torch.bincount(drawn.tokens_BK.flatten(), minlength=VOCABULARY) / 4000
     assert (shares - p_G).abs().sum() / 2 < 0.02
     assert torch.allclose(importance_weights(drawn.log_ratio_BK, many), torch.ones((), dtype=torch.float64))
@@ -109,8 +109,8 @@ def test_it_reports_p_g_and_its_own_draws_and_needs_no_parameters(
     model, plain = make_electra(name="oracle"), make_electra(name="electra")
     outputs = model.eval().outputs(batch)
     assert list(outputs) == ["p_G", "p_S"]
-    assert torch.equal(outputs["p_G"].draw.tokens_BK, plain.eval()(batch).draw.tokens_BK)
-    assert torch.equal(outputs["p_S"].draw.tokens_BK, model(batch).draw.tokens_BK)
+    assert torch.equal(outputs["p_G"].detected.draw.tokens_BK, plain.eval()(batch).detected.draw.tokens_BK)
+    assert torch.equal(outputs["p_S"].detected.draw.tokens_BK, model(batch).detected.draw.tokens_BK)
     assert model.state_dict().keys() == plain.state_dict().keys()
 
 

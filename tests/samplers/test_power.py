@@ -35,7 +35,7 @@ def draw(shards: Shards, batch: Batch, name: str, **switches: Any) -> Draw:
     model: Any = build_model(describe(PRESETS["tiny"].model_copy(update={"objective": config}), shards))
     if name != "electra":
         torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight)
-    return model.eval()(batch).draw
+    return model.eval()(batch).detected.draw
 
 
 def test_at_0_the_tokens_are_bitwise_those_of_electra_and_at_1_those_of_hp_loss(shards: Shards, batch: Batch) -> None:

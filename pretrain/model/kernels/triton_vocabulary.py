@@ -59,7 +59,7 @@ class Softmax(Distribution):
         """Returns for each row and block, [R, N]: the largest score, the sum of exponentials relative to it, the
         largest score's place, and the sum for the entropy (see `vocabulary_kernels.peaks`).
         """
-        hidden_RE = flat(self._hidden_XE)
+        hidden_RE = as_rows(self._hidden_XE)
         shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
         peak_RN, sum_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
         place_RN = torch.empty(shape, dtype=torch.int32, device=hidden_RE.device)
@@ -99,7 +99,7 @@ class Softmax(Distribution):
     def block(self, block_X1: Tensor) -> Tensor:
         return self.weights_of_block(
             block_X1,
-            other_RE=flat(self._hidden_XE),  # not read, nor are the bias and the original tokens
+            other_RE=as_rows(self._hidden_XE),  # not read, nor are the bias and the original tokens
             bias_V=self._bias_V,
             original_X=block_X1,
             least=0.0,
@@ -123,7 +123,7 @@ class Softmax(Distribution):
         exponent: float,
         weighted: bool = True,
     ) -> Tensor:
-        hidden_RE = flat(self._hidden_XE)
+        hidden_RE = as_rows(self._hidden_XE)
         weight_RS = torch.empty(len(hidden_RE), BLOCK, device=hidden_RE.device)
         weights_of_block[(len(hidden_RE),)](
             *(hidden_RE, other_RE, self._table_VE, self._bias_V, bias_V, self._normalizer_R),
@@ -151,7 +151,7 @@ class _Weighted(Distribution):
 
     def _sums(self, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Returns for each row and block, [R, N]: the sum of the weights w, the largest w, and the sum of w log w."""
-        hidden_RE, other_RE = flat(self._p._hidden_XE), flat(self._z.hidden_XE)
+        hidden_RE, other_RE = as_rows(self._p._hidden_XE), as_rows(self._z.hidden_XE)
         shape = len(hidden_RE), triton.cdiv(self.size, BLOCK)
         sum_RN, largest_RN, spread_RN = torch.empty(3, *shape, device=hidden_RE.device)
         weigh[tiles(*shape, ROWS // 2)](
@@ -169,7 +169,7 @@ class _Weighted(Distribution):
 
     def block(self, block_X1: Tensor) -> Tensor:
         return self._p.weights_of_block(
-            block_X1, flat(self._z.hidden_XE), self._bias_V, self._original_X, self._least, self._exponent
+            block_X1, as_rows(self._z.hidden_XE), self._bias_V, self._original_X, self._least, self._exponent
         )
 
     @torch.no_grad()
@@ -228,7 +228,7 @@ class _LogP(torch.autograd.Function):
         )
 
 
-def flat(values_XE: Tensor) -> Tensor:
+def as_rows(values_XE: Tensor) -> Tensor:
     """Returns the rows, [R, E], contiguous and without gradient."""
     return values_XE.detach().flatten(0, -2).contiguous()
 

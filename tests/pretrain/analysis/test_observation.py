@@ -45,10 +45,10 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
     observed = everything.under["p_S"]
     output = model(batch)
     prediction = model.predict(batch)
-    z_BK = model.score(prediction.hidden_BKH).of(output.draw.tokens_BK)
+    z_BK = model.score(prediction.hidden_BKH).of(output.detected.draw.tokens_BK)
     assert len(observed.judgment.d) == 2 * 23 and len(observed.actual_loss) == 2 * 5
     assert observed.judgment.masked.sum() == 10 and everything.metrics["tokens"] == 46
-    assert torch.equal(everything.tokens["p_S"][:3], output.draw.tokens_BK.int())
+    assert torch.equal(everything.tokens["p_S"][:3], output.detected.draw.tokens_BK.int())
     row = 0
     for b in range(3):
         for k in range(2):
@@ -56,7 +56,7 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
                 continue
             position = batch.masked_positions_BK[b, k]
             estimate = torch.sigmoid(z_BK[b, k])
-            other = bool(output.replaced_BL[b, position])
+            other = bool(output.detected.replaced_BL[b, position])
             assert observed.sampled_other[row] == other
             p_V = prediction.p.dense().weights_XV[b, k]
             expected_entropy = -(p_V * p_V.log()).sum().item()
@@ -64,7 +64,7 @@ def test_observations_are_the_models_own_numbers_at_each_masked_position(
             expected = -torch.log(1 - estimate if other else estimate)
             assert observed.estimated_loss[row] == pytest.approx(expected.item(), rel=1e-4)
             assert observed.actual_loss[row] == pytest.approx(
-                output.discriminator_loss_BL[b, position].item(), rel=1e-5
+                output.detected.discriminator_loss_BL[b, position].item(), rel=1e-5
             )
             row += 1
 

@@ -33,7 +33,7 @@ def exact(model: Electra, batch: Batch, name: str) -> float:
     losses = [discriminator_loss(*model.discriminate(batch, tokens_BK)).gather(1, place_B1) for tokens_BK in tokens]
     oracle_BV = p_BV * torch.cat(losses, 1).double()
     oracle_BV /= oracle_BV.sum(1, keepdim=True)
-    drawn_B = model.outputs(batch)[name].draw.tokens_BK[:, 0]
+    drawn_B = model.outputs(batch)[name].detected.draw.tokens_BK[:, 0]
     chosen_BV = torch.nn.functional.one_hot(drawn_B, VOCABULARY).double()
     q_BV = chosen_BV.view(-1, GRID, VOCABULARY).mean(1).repeat_interleave(GRID, 0)
     return float((q_BV.xlogy(q_BV) - q_BV * oracle_BV.log()).sum(1).mean())

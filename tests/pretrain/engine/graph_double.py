@@ -93,7 +93,7 @@ def trained(name: str, objective: str, sizes: Any, micro_batches: int, graphed: 
     size = SEQUENCES * micro_batches * world.world_size
     device = "cuda" if "fp16" in values else "cpu"
     config = resolve(values, batch_size=size, world_size=world.world_size, device_type=device, clipping=1.0)
-    engine: Engine[Any] = Engine(model, parameter_groups(model, 0.01), config, world)
+    engine: Engine = Engine(model, parameter_groups(model, 0.01), config, world)
     install(patch := pytest.MonkeyPatch())
     totals, found = MetricTotals(world.device), []
     torch.manual_seed(world.rank)

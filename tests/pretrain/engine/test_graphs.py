@@ -79,7 +79,7 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
     graph_double.install(monkeypatch)
 
 
-def captured(model: Any, batch: Batch, name: str = "zero0_fp32") -> Engine[Any]:
+def captured(model: Any, batch: Batch, name: str = "zero0_fp32") -> Engine:
     """An engine that replays micro-batches of this model."""
     engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config(name, 1), start_processes())
     replay_micro_batches(engine, batch._make(map(torch.as_tensor, batch)), lambda *_: None)
@@ -165,7 +165,7 @@ def test_a_graph_gives_the_bits_of_an_eager_step_with_new_batches_weights_and_dr
         torch.manual_seed(0)
         model: Any = new_model(objective, SMALL_MODEL.model_copy(update={"dropout": 0.1}), 300).to(gpu)
         config = worker.resolved_config("zero0_fp32", 1)
-        engine: Engine[Any] = Engine(model, parameter_groups(model, 0.01), config, start_processes())
+        engine: Engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
         if graphed:
             replay_micro_batches(engine, batches[0], lambda *_: None)
         for step, batch in enumerate(batches):

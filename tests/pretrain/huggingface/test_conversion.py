@@ -29,7 +29,7 @@ SIZES = {
 def start(shards: Path, folder: Path, **changes: object) -> Electra:
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(folder),), **changes}
     plan = make_plan(RunOptions.from_values(values))
-    model = initial_model(plan.description, plan.sources)
+    model = initial_model(plan.description, plan.donors)
     assert isinstance(model, Electra)
     return model
 

@@ -54,7 +54,7 @@ def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunO
 
 def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
     plan = make_plan(options(shards, init_from, **changes))
-    model = initial_model(plan.description, plan.sources)
+    model = initial_model(plan.description, plan.donors)
     assert isinstance(model, Electra)
     return model
 
@@ -371,11 +371,11 @@ def test_losses_before_the_first_step_equal_hugging_faces(
     theirs = generator(input_ids=masked_BL, labels=labels_BL, **inputs).loss
     assert torch.isclose(output.generator_loss_BK[valid_BK].mean(), theirs, atol=1e-5, rtol=0)
 
-    replaced_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, valid_BK, output.draw.tokens_BK)
-    assert output.replaced_BL.any()
+    replaced_BL = replace(batch.input_ids_BL, batch.masked_positions_BK, valid_BK, output.detected.draw.tokens_BK)
+    assert output.detected.replaced_BL.any()
     discriminator = ElectraForPreTraining.from_pretrained(stock_pair[1]).eval()
-    theirs = discriminator(input_ids=replaced_BL, labels=output.replaced_BL.long(), **inputs).loss
-    assert torch.isclose(output.discriminator_loss_BL[mask].mean(), theirs, atol=1e-5, rtol=0)
+    theirs = discriminator(input_ids=replaced_BL, labels=output.detected.replaced_BL.long(), **inputs).loss
+    assert torch.isclose(output.detected.discriminator_loss_BL[mask].mean(), theirs, atol=1e-5, rtol=0)
 
 
 def test_a_discriminator_only_gets_a_fresh_generator_of_the_presets_proportion(
@@ -409,7 +409,7 @@ def test_a_masked_language_model_continues_as_one_with_hugging_faces_loss(
     stock_pair: tuple[str, str], shards_folder: Path, batch: Batch
 ) -> None:
     plan = make_plan(options(shards_folder, stock_pair[:1], objective="mlm"))
-    model = initial_model(plan.description, plan.sources).eval()
+    model = initial_model(plan.description, plan.donors).eval()
     before = read_weights(Path(stock_pair[0]))
     before.pop("generator_lm_head.weight", None)
     ours = model.exported(".").state_dict()
@@ -427,7 +427,7 @@ def test_a_discriminator_starts_a_masked_language_models_encoder(
     stock_pair: tuple[str, str], shards_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(options(shards_folder, stock_pair[1:], objective="mlm"))
-    weights = initial_model(plan.description, plan.sources).state_dict()
+    weights = initial_model(plan.description, plan.donors).state_dict()
     before = read_weights(Path(stock_pair[1]))
     assert all(torch.equal(weights[name], before[name]) for name in before if name.startswith("electra."))
     assert "except for shared embeddings: generator_predictions, generator_lm_head\n" in capsys.readouterr().out

@@ -61,7 +61,7 @@ def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
         while total <= target:
             token += 1
             total += weights[token]
-        assert token == int(output.draw.tokens_BK[b, k])
+        assert token == int(output.detected.draw.tokens_BK[b, k])
         replaced_ids[b, positions[b, k]] = token
         sampled[b, k] = (token, p_G[token], weights[token] / sum(weights), z[token])
 
@@ -94,8 +94,8 @@ def test_a_sampled_original_counts_as_original(
         for k in range(2):
             position = batch.masked_positions_BK[b, k]
             if batch.masked_valid_BK[b, k]:
-                drawn_other[b, position] = output.draw.tokens_BK[b, k] != batch.input_ids_BL[b, position]
-    assert torch.equal(output.replaced_BL, drawn_other)
+                drawn_other[b, position] = output.detected.draw.tokens_BK[b, k] != batch.input_ids_BL[b, position]
+    assert torch.equal(output.detected.replaced_BL, drawn_other)
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "hp_dist"])
@@ -195,8 +195,8 @@ def test_with_any_embedding_sharing_the_first_forward_is_bitwise_that_of_shared_
     others = {name for name in theirs if not name.startswith("discriminator.embeddings.")}
     assert all(torch.equal(own[name], theirs[name]) for name in others)
     ours, expected = model(batch), shared(batch)
-    assert torch.equal(ours.loss, expected.loss) and torch.equal(ours.d_BL, expected.d_BL)
-    assert torch.equal(ours.draw.tokens_BK, expected.draw.tokens_BK)
+    assert torch.equal(ours.loss, expected.loss) and torch.equal(ours.detected.d_BL, expected.detected.d_BL)
+    assert torch.equal(ours.detected.draw.tokens_BK, expected.detected.draw.tokens_BK)
     added = {name for name, _ in model.named_parameters()} - {name for name, _ in shared.named_parameters()}
     assert added == {
         f"discriminator.embeddings.{name}" for name, _ in shared.generator.embeddings.named_parameters()
@@ -295,9 +295,9 @@ def test_free_sampling_in_fp32_differs_from_float64_only_by_counted_flips(
     model = make_electra(name=objective).eval()
     single = model(large)
     exact = model.double()(large)
-    same = (single.draw.tokens_BK == exact.draw.tokens_BK).all(1)
+    same = (single.detected.draw.tokens_BK == exact.detected.draw.tokens_BK).all(1)
     assert (~same).sum() <= 0.01 * rows
-    ours, theirs = (output.discriminator_loss_BL[same].double() for output in (single, exact))
+    ours, theirs = (output.detected.discriminator_loss_BL[same].double() for output in (single, exact))
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
@@ -324,7 +324,7 @@ def test_electra_has_no_sampling_head_and_one_distribution_to_draw_from(
 ) -> None:
     model = make_electra(name="electra")
     assert not [name for name, _ in model.named_parameters() if name.startswith("sampler")]
-    assert not model(batch).sampler_loss_BK.any()
+    assert not model(batch).detected.sampler_loss_BK.any()
     assert list(model.outputs(batch)) == ["p_G"]
 
 

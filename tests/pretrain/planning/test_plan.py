@@ -1,7 +1,9 @@
 """Claims about the plan of a run: options, presets and overrides combined and checked against the data."""
 
 import os
+from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from foundation.config import ConfigError
 from pretrain.method.registry import BUILT_IN
 from pretrain.planning.estimates import GPUS, memory_per_process
 from pretrain.planning.options import RunOptions
-from pretrain.planning.plan import list_settings, make_plan
+from pretrain.planning.plan import Given, list_settings, make_plan, unfit
 from pretrain.planning.plan_warnings import memory_of
 from pretrain.runs.folder import write_run
 from tests.pretrain.conftest import SAMPLERS
@@ -48,6 +50,37 @@ def test_every_mistake_in_options_settings_data_and_folder_is_reported_at_once(t
     assert all(mistake in said for mistake in mistakes), said
 
 
+def test_in_any_order_the_checks_say_the_same(shards_folder: Path, tmp_path: Path) -> None:
+    read = ("donors", "run", "shards", "started", "deepspeed")
+    (tmp_path / "file").touch()
+    wrong = {
+        "preset": "tiny",
+        "data": (shards_folder / "no shards",),
+        "output": tmp_path / "file",
+        "set": ("mask_rate=2", "deepspeed.gradient_cliping=1"),
+        "init_from": ("no/model",),
+        "keep_optimizer": True,
+        "forecast": "a100",
+    }
+    fitting_badly = {
+        "preset": "tiny",
+        "data": (shards_folder,),
+        "output": tmp_path,
+        "set": ("mask_rate=0.75", "model.max_positions=16"),
+        "graphs": "on",
+    }
+    unread = RunOptions.from_values(wrong)
+    said = sorted(Given(unread).problems(*read))
+    assert len(said) == 6, said
+    misfits = sorted(chain.from_iterable(unfit(Given(RunOptions.from_values(fitting_badly)))))
+    assert len(misfits) == 3, misfits
+    for seed in range(5):
+        assert sorted(Given(unread).problems(*Random(seed).sample(read, len(read)))) == said
+        checks = [*unfit(Given(RunOptions.from_values(fitting_badly)))]
+        Random(seed).shuffle(checks)
+        assert sorted(chain.from_iterable(checks)) == misfits
+
+
 def test_a_plan_reads_no_file_twice(shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, make_plan(options(shards_folder, tmp_path)).description, {})
     read: list[str] = []
@@ -72,7 +105,7 @@ def test_the_batch_is_divided_among_the_launchers_processes(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(os.environ, "WORLD_SIZE", "4")
-    assert make_plan(options(shards_folder, tmp_path)).deepspeed.micro_batch_size == 16
+    assert make_plan(options(shards_folder, tmp_path)).here.deepspeed.micro_batch_size == 16
     with pytest.raises(ConfigError, match="batch"):
         make_plan(options(shards_folder, tmp_path, set=("batch_size=30",)))
 
@@ -92,10 +125,10 @@ def test_graphs_are_refused_where_a_micro_batch_cannot_be_replayed(
     changes: dict[str, object], problem: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100", "graphs": "on"}
-    assert make_plan(options(shards_folder, tmp_path, **given)).graphs
+    assert make_plan(options(shards_folder, tmp_path, **given)).here.graphs
     with pytest.raises(ConfigError, match=rf"^graphs: got on {problem}.*; leave it out$"):
         make_plan(options(shards_folder, tmp_path, **given | changes))
-    assert not make_plan(options(shards_folder, tmp_path, **given | changes | {"graphs": "auto"})).graphs
+    assert not make_plan(options(shards_folder, tmp_path, **given | changes | {"graphs": "auto"})).here.graphs
 
 
 @pytest.mark.parametrize(
@@ -107,22 +140,23 @@ def test_gpus_replay_graphs_unless_told_otherwise_in_the_memory_of_eager_steps(
 ) -> None:
     given = {"deepspeed_config": "zero1_bf16", "dry_run": True, "forecast": "a100"}
     plan = make_plan(options(shards_folder, tmp_path, **given | changes))
-    assert plan.graphs is on
-    several = plan._replace(target=plan.target._replace(processes=16))
-    assert several.graphs is on
-    kept = memory_per_process(plan.deepspeed, 1, 1, plan.sizes, (8, 0)).activations
+    assert plan.here.graphs is on
+    kept = memory_per_process(plan.here.deepspeed, 1, 1, plan.sizes, (8, 0)).activations
     assert memory_of(plan, 1, GPUS["a100", "bf16"]).activations == kept
 
 
 def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder: Path, tmp_path: Path) -> None:
     here = make_plan(options(shards_folder, tmp_path))
-    assert here.description.precision == here.deepspeed.precision and here.started is None
+    assert here.description.precision == here.here.deepspeed.precision and here.started is None
     for precision, file in (("bf16", "zero1_bf16"), ("fp32", "zero0_fp32")):
         write_run(tmp_path, here.description.model_copy(update={"precision": precision}), {})
         again = make_plan(options(shards_folder, tmp_path))
-        assert (again.choice.file.stem, again.choice.reason) == (file, "as the run was started")
+        assert (again.here.file.path.stem, again.here.file.reason) == (file, "as the run was started")
         assert again.started is not None
-        assert make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32")).deepspeed.precision == "fp32"
+        assert (
+            make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32")).here.deepspeed.precision
+            == "fp32"
+        )
 
 
 def test_a_run_started_in_fp16_is_not_continued_without_a_gpu_and_the_line_says_how(
@@ -209,9 +243,11 @@ def test_overrides_of_deepspeeds_values_do_not_change_the_run(shards_folder: Pat
     changed = make_plan(options(shards_folder, tmp_path, set=overrides))
     assert changed.description == plain.description
     assert changed.run.seed == 3
-    assert changed.deepspeed.micro_batch_size == 8
-    assert changed.deepspeed.accumulation_steps == 8 * plain.deepspeed.accumulation_steps
-    assert changed.deepspeed.json["zero_optimization"] == plain.deepspeed.json["zero_optimization"] | {"stage": 2}
+    assert changed.here.deepspeed.micro_batch_size == 8
+    assert changed.here.deepspeed.accumulation_steps == 8 * plain.here.deepspeed.accumulation_steps
+    assert changed.here.deepspeed.json["zero_optimization"] == plain.here.deepspeed.json["zero_optimization"] | {
+        "stage": 2
+    }
 
 
 def test_a_plan_refuses_a_folder_of_other_files(shards_folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pretrain.engine.checkpoint import EngineState, save
 from pretrain.planning.estimates import GPUS, Machine
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import Plan, make_plan
-from pretrain.planning.plan_warnings import disk_needed, plan_warnings, too_long, unasked_days
+from pretrain.planning.plan_warnings import disk_needed, plan_warnings, too_long, unconfirmed_days
 from pretrain.run import main
 from pretrain.runs.folder import CHECKPOINTS
 from pretrain.runs.models import build_model
@@ -47,7 +47,7 @@ DOUBTFUL: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "generator": (
         {"preset": "tiny", "set": ("model.generator_hidden_size=128",)},
-        r"^model.generator_hidden_size: got 128, .* collapses .* --init_from the discriminator only, with a fresh",
+        r"^model.generator_hidden_size: got 128, .* collapses; --init_from the discriminator only",
     ),
     "memory": (
         {
@@ -146,7 +146,8 @@ def test_a_checkpoint_is_weights_and_two_moments_in_fp32_and_one_more_exists_tha
 
 def test_only_a_run_of_months_counts_as_too_long(shards_folder: Path, tmp_path: Path) -> None:
     plan = planned(shards_folder, tmp_path, preset="tiny")
-    day = plan.flops_per_step * plan.run.optim.steps / 86_400
+    tokens = plan.run.batch_size * plan.run.optim.steps * plan.shards.mixture.mean_length
+    day = plan.sizes.flops * tokens / 86_400
     assert list(too_long(plan, GPU._replace(flops=day / 40))) == []
     (found,) = too_long(plan, GPU._replace(flops=day / 800))
     assert found.startswith("optim.steps: the run would take about 2 years on 1 V100")
@@ -159,9 +160,9 @@ def test_months_without_a_gpu_are_refused_unless_a_file_was_named(
 ) -> None:
     plan = planned(shards_folder, tmp_path, preset="small", deepspeed_config=config)
     slow = Machine("these 2 cores", 1e10, "", 2**34)
-    found = list(unasked_days(plan, slow))
+    found = list(unconfirmed_days(plan, slow))
     assert bool(found) is not asked
-    assert list(unasked_days(plan, GPU._replace(flops=1e11))) == []
+    assert list(unconfirmed_days(plan, GPU._replace(flops=1e11))) == []
     if found:
         said = (
             r"^optim\.steps: .* about \d+ (months|years?) on these 2 cores .*all the same, add --deepspeed_config \w+$"

@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from pretrain.runs.curves import CHARTS, GROUPS, Curves, Histogram, TensorBoard, curve_name, curves_of, flat
+from pretrain.runs.curves import CHARTS, GROUPS, Curves, Histogram, TensorBoard, curve_name, curves_of
+from pretrain.runs.folder import flat
 from tests.conftest import REPOSITORY
 
 
@@ -59,7 +60,7 @@ def test_a_metric_without_a_group_is_not_a_curve() -> None:
 def test_paths_of_nested_values() -> None:
     values = {"entropy": {"p_G": 3.0}, "max_probability": {"p_G": [0.25, 0.75]}, "skipped": 0}
     paths = ["entropy/p_G", "max_probability/p_G/0", "max_probability/p_G/1", "skipped"]
-    assert dict(flat(values)) == dict(zip(paths, (3.0, 0.25, 0.75, 0), strict=True))
+    assert dict(flat(values, "/", lists=True)) == dict(zip(paths, (3.0, 0.25, 0.75, 0), strict=True))
 
 
 def written(folder: Path, *curves: Curves) -> EventAccumulator:

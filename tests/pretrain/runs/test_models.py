@@ -82,7 +82,7 @@ def test_new_tokens_are_those_of_shards_behind_a_url(
 def start_from(shards: Path, run: Path, **changes: object) -> Objective:
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
     plan = make_plan(RunOptions.from_values(values))
-    return initial_model(plan.description, plan.sources)
+    return initial_model(plan.description, plan.donors)
 
 
 @pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
@@ -152,7 +152,7 @@ def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, 
     """The state that a run keeps at its start, and the state of the checkpoint it is from."""
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
     plan = make_plan(RunOptions.from_values(values | {"keep_optimizer": True}))
-    state = initial_state(plan.description, plan.sources)[1]
+    state = initial_state(plan.description, plan.donors)[1]
     saved = newest_valid(run / CHECKPOINTS)
     assert state is not None and saved is not None
     return state, load(saved)[0]

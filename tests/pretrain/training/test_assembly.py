@@ -18,8 +18,7 @@ from pretrain.method.electra import Electra
 from pretrain.planning.plan import make_plan
 from pretrain.runs.folder import CHECKPOINTS, read_run
 from pretrain.runs.models import initial_model
-from pretrain.training.train import build_training, measured_machine
-from pretrain.training.train import train as train_run
+from pretrain.training.start import build_training, measured_machine
 from tests.deepspeed_values import values_of
 from tests.pretrain.conftest import SMALL_MODEL
 from tests.pretrain.engine.engine_worker import same_states
@@ -63,7 +62,7 @@ def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(
     assert read_run(tmp_path / "run") == plan.description
     assert training.batches.plan.micro_batches * training.engine.config.micro_batch_size == plan.run.batch_size
     weights = training.engine.module.state_dict()
-    for name, weight in initial_model(plan.description, plan.sources).state_dict().items():
+    for name, weight in initial_model(plan.description, plan.donors).state_dict().items():
         assert torch.equal(weights[name], weight.to(weights[name].dtype)), name
 
 
@@ -147,7 +146,7 @@ def second_phase(
     with Watchdog(world, 120, plan.folder) as watchdog:
         training = build_training(plan, measured_machine(plan, world), world, watchdog)
         first = training.engine.full_state()
-        assert train_run(training) == 0
+        assert training.train() == 0
     saved = newest_valid(folder / CHECKPOINTS)
     assert saved is not None
     return first, load(saved)[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
+from pretrain.data.batches import WEIGHTS_EVERY, Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import open_shards
 from pretrain.method.electra import Electra
 from pretrain.training.mask_choice import KEPT, UNIT, MaskChoice, weights
@@ -38,7 +38,7 @@ def test_losses_are_summed_by_the_original_token_and_older_ones_fade(
     for row, positions in enumerate(batch.masked_positions_BK.tolist()):
         for slot, position in enumerate(positions):
             if batch.masked_valid_BK[row, slot]:
-                loss = output.discriminator_loss_BL[row, position].item()
+                loss = output.detected.discriminator_loss_BL[row, position].item()
                 sums[int(batch.input_ids_BL[row, position])].append(round(loss * UNIT))
     choice.add(batch, output)
     choice.add(batch, output)
@@ -47,10 +47,10 @@ def test_losses_are_summed_by_the_original_token_and_older_ones_fade(
     assert {token: (total, recent[1][token]) for token, total in enumerate(recent[0]) if recent[1][token]} == {
         token: (2 * sum(losses), 2 * len(losses)) for token, losses in sums.items()
     }
-    choice.renew()
+    choice.step_done(WEIGHTS_EVERY)
     assert before is not None and batches.weight_V is not None and (batches.weight_V != before).any()
     choice.add(batch, output)
-    choice.renew()
+    choice.step_done(WEIGHTS_EVERY)
     known, recent = choice.saved()
     assert not np.any(recent)
     for token, losses in sums.items():

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from foundation.config import ConfigError
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra, ElectraOutput, SamplerLoss, no_loss
+from pretrain.method.electra import Electra, SamplerLoss, no_loss
+from pretrain.method.objective import Detected, Output
 from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.distribution import Dense
 from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, MetricTotals, describe, histograms, summary
@@ -29,11 +30,11 @@ def test_the_summary_equals_a_plain_count_over_positions(batch: Batch, make_elec
     for b in range(3):
         masked = batch.masked_positions_BK[b][batch.masked_valid_BK[b]].tolist()
         for position in range(int(batch.attention_mask_BL[b].sum())):
-            correct = bool(output.d_BL[b, position] > 0) == bool(output.replaced_BL[b, position])
+            correct = bool(output.detected.d_BL[b, position] > 0) == bool(output.detected.replaced_BL[b, position])
             right += correct
             right_masked += correct and position in masked
-            replaced += bool(output.replaced_BL[b, position])
-            loss_D += output.discriminator_loss_BL[b, position].item()
+            replaced += bool(output.detected.replaced_BL[b, position])
+            loss_D += output.detected.discriminator_loss_BL[b, position].item()
     assert values["accuracy_masked"] == pytest.approx(right_masked / 5)
     assert values["accuracy_all"] == pytest.approx(right / 23)
     assert values["replaced_share"] == pytest.approx(replaced / 23)
@@ -42,7 +43,7 @@ def test_the_summary_equals_a_plain_count_over_positions(batch: Batch, make_elec
     assert values["accuracy_unmasked"] == pytest.approx((right - right_masked) / 18)
     assert values["discriminator_entropy"] == pytest.approx(entropy([replaced / 23, 1 - replaced / 23]))
     visible = batch.attention_mask_BL
-    true, said = output.replaced_BL[visible].numpy(), (output.d_BL[visible] > 0).numpy()
+    true, said = output.detected.replaced_BL[visible].numpy(), (output.detected.d_BL[visible] > 0).numpy()
     assert 0 < (true & said).sum() < min(true.sum(), said.sum())
     assert values["precision"] == pytest.approx(precision_score(true, said))
     assert values["recall"] == pytest.approx(recall_score(true, said))
@@ -120,7 +121,7 @@ def test_without_a_discriminator_only_the_generators_metrics_are_summed(batch: B
 B, L, K = 64, 60, 9
 
 
-def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
+def random_forward(seed: int) -> tuple[Batch, Output]:
     """Plausible random outputs: logits near the truth, estimates near the loss, sequences of any length."""
     g = torch.Generator().manual_seed(seed)
     visible = torch.arange(L) < torch.randint(10, L + 1, (B, 1), generator=g)
@@ -145,22 +146,18 @@ def random_forward(seed: int) -> tuple[Batch, ElectraOutput]:
     uniforms = torch.rand(2, B, K, generator=g)
     batch = Batch(ids, visible, ids, positions, valid, *uniforms, 1.0, 1.0)
     nothing = torch.zeros(B, K)
-    return batch, ElectraOutput(
+    return batch, Output(
         loss=nothing.sum(),
         generator_loss_BK=nothing,
         log_p_original_BK=nothing,
         top_BK=drawn.tokens_BK,
         log_max_p_G_BK=log_p[2],
         entropy_p_G_BK=torch.rand(B, K, generator=g) * 5,
-        sampler_loss_BK=nothing,
-        discriminator_loss_BL=loss,
-        draw=drawn,
-        d_BL=d,
-        replaced_BL=replaced,
+        detected=Detected(drawn, nothing, loss, d, replaced),
     )
 
 
-def summed(*forwards: tuple[Batch, ElectraOutput]) -> Tensor:
+def summed(*forwards: tuple[Batch, Output]) -> Tensor:
     totals = MetricTotals(CPU)
     for batch, output in forwards:
         totals.add(batch, output, watched=True)
@@ -178,7 +175,7 @@ def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
     batch, output = random_forward(0)
     values = describe(summed((batch, output)))
     for name, group in (("auc_all", batch.attention_mask_BL), ("auc_masked", masked_BL(batch))):
-        truth, d = output.replaced_BL[group].numpy(), output.d_BL[group]
+        truth, d = output.detected.replaced_BL[group].numpy(), output.detected.d_BL[group]
         assert 0.6 < roc_auc_score(truth, d) < 0.95
         assert values[name] == pytest.approx(roc_auc_score(truth, LOGIT.place(d)), abs=1e-12)
         assert values[name] == pytest.approx(roc_auc_score(truth, d), abs=1e-3)
@@ -187,18 +184,18 @@ def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
 def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
     batch, output = random_forward(1)
     found = describe(summed((batch, output)))["estimate_correlation"]
-    valid, estimates = batch.masked_valid_BK, output.draw.estimated_loss_BK
+    valid, estimates = batch.masked_valid_BK, output.detected.draw.estimated_loss_BK
     assert estimates is not None
-    other = output.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
+    other = output.detected.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
     estimate = estimates[valid].double().numpy()
-    actual = output.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid].double().numpy()
+    actual = output.detected.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid].double().numpy()
     for name, group in (("original", ~other), ("replaced", other), ("all", other | ~other)):
         assert found[name] == pytest.approx(pearsonr(estimate[group], actual[group]).statistic, rel=1e-5)
 
 
 def test_probabilities_entropies_and_ratios_are_numpys() -> None:
     batch, output = random_forward(2)
-    values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.draw
+    values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.detected.draw
     assert output.entropy_p_G_BK is not None and drawn.entropy_q_BK is not None
     for name, log_max, entropy_BK in (
         ("p_G", output.log_max_p_G_BK, output.entropy_p_G_BK),
@@ -252,7 +249,7 @@ def test_histograms_hold_every_counted_value_and_no_others() -> None:
     visible = batch.attention_mask_BL
     for name, truth in (("logit/original", False), ("logit/replaced", True)):
         edges, counts = found[name]
-        d = output.d_BL[visible & (output.replaced_BL == truth)]
+        d = output.detected.d_BL[visible & (output.detected.replaced_BL == truth)]
         assert np.abs(counts - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # values on an edge in fp32
         assert sum(counts) == len(d)
     assert {len(counts) for _, counts in found.values()} == {100, 120}

@@ -22,18 +22,19 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
-from pretrain.method.electra import Electra, ElectraOutput, Sampler
+from pretrain.method.electra import Electra, Sampler
+from pretrain.method.objective import Output
 from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model.config import ElectraModelConfig
 from pretrain.planning.estimates import Machine, flops_per_token
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
-from pretrain.runs.curves import curve_name, curves_of, flat
-from pretrain.runs.folder import CHECKPOINTS, data_of, read_run
+from pretrain.runs.curves import curve_name, curves_of
+from pretrain.runs.folder import CHECKPOINTS, data_of, flat, read_run
 from pretrain.runs.log import read_records
 from pretrain.runs.models import load_checkpoint
+from pretrain.training.start import build_training, measured_machine
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
-from pretrain.training.train import build_training, measured_machine, train
 from tests.conftest import REPOSITORY, needs
 from tests.pretrain.conftest import SAMPLERS, VOCABULARY, new_model
 from tests.pretrain.engine import engine_worker as worker
@@ -64,7 +65,7 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         }
         plan, world = make_plan(RunOptions.from_values(options)), start_processes()
         with Watchdog(world, HANG_TIMEOUT, plan.folder) as watchdog:
-            assert train(build_training(plan, measured_machine(plan, world), world, watchdog)) == 0
+            assert build_training(plan, measured_machine(plan, world), world, watchdog).train() == 0
         return folder / "run"
 
     return start
@@ -171,7 +172,8 @@ def test_every_objective_reports_the_quantities_it_has(given: str, run: Run, wat
     folder = watched if given == "hp_loss" else run(given, "histogram_every=2")
     groups = {"mlm": ["generator"]}.get(objective, list(NAMES)[: 2 + objective.startswith("hp_loss")])
     for kind in ("train", "held_out"):
-        last = dict(flat({k: v for k, v in read_records(folder, kind)[-1].items() if k != "kind"}))
+        record = {key: value for key, value in read_records(folder, kind)[-1].items() if key != "kind"}
+        last = dict(flat(record, "/", lists=True))
         for group, names in NAMES.items():
             found = {name for name in names if name in last}
             assert found == set() if group not in groups else found >= set(names) - NEEDS_AN_ORIGINAL
@@ -194,7 +196,9 @@ def test_held_out_accuracy_under_p_G_is_that_of_the_same_weights_as_an_ELECTRA(w
     model: Any = load_checkpoint(read_run(watched), checkpoint).eval()
     batches = held_out_batches(held_out, 8, BatchPlan(8, 4, 1, 0), HELD_OUT_SEED)
     seen = [(batch, model(batch, from_p_G=True)) for batch in batches]
-    right = torch.cat([((output.d_BL > 0) == output.replaced_BL)[batch.attention_mask_BL] for batch, output in seen])
+    right = torch.cat(
+        [((output.detected.d_BL > 0) == output.detected.replaced_BL)[batch.attention_mask_BL] for batch, output in seen]
+    )
     masked = torch.cat([batch.masked_BL[batch.attention_mask_BL].bool() for batch, _ in seen])
     assert record["accuracy_all_under"] == {"p_G": right.double().mean().item(), "p_S": record["accuracy_all"]}
     assert record["accuracy_masked_under"]["p_G"] == pytest.approx(right[masked].double().mean().item(), rel=1e-12)
@@ -293,7 +297,7 @@ def test_the_code_is_identified_by_its_commit_and_uncommitted_changes_are_marked
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "cat", "dog"]
 
 
-def text(batch: Batch, output: ElectraOutput, suspected: list[int]) -> str:
+def text(batch: Batch, output: Output, suspected: list[int]) -> str:
     """[CLS] cat un ##able dog [SEP] [PAD]: cat became dog, dog was drawn again; the third slot is invalid."""
     ids_BL = torch.tensor([[2, 7, 5, 6, 8, 3, 0]])
     shown = batch._replace(
@@ -303,8 +307,8 @@ def text(batch: Batch, output: ElectraOutput, suspected: list[int]) -> str:
         masked_valid_BK=torch.tensor([[True, True, False]]),
     )
     d_BL = torch.tensor([[1.0 if position in suspected else -1.0 for position in range(7)]])
-    draw = output.draw._replace(tokens_BK=torch.tensor([[8, 8, 7]]))
-    return example(shown, output._replace(draw=draw, d_BL=d_BL), WORDS)
+    draw = output.detected.draw._replace(tokens_BK=torch.tensor([[8, 8, 7]]))
+    return example(shown, output._replace(detected=output.detected._replace(draw=draw, d_BL=d_BL)), WORDS)
 
 
 def test_replacements_are_marked_and_word_pieces_joined(batch: Batch, make_electra: Callable[..., Electra]) -> None:

@@ -22,9 +22,9 @@ from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
-from pretrain.runs.curves import flat
+from pretrain.runs.folder import flat
 from pretrain.runs.log import read_records
-from pretrain.training.train import build_training, measured_machine, train
+from pretrain.training.start import build_training, measured_machine
 from tests.pretrain.engine import graph_double
 from tests.pretrain.training.zero_worker import FORCED_STEPS, OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
 from tests.warm import Warm, outputs, two_ranks
@@ -228,7 +228,7 @@ def train_here(shards: Path, output: Path, *overrides: str) -> None:
     arguments = run_arguments(shards, output, *overrides)
     plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
     with Watchdog(world, 120, plan.folder) as watchdog:
-        assert train(build_training(plan, measured_machine(plan, world), world, watchdog)) == 0
+        assert build_training(plan, measured_machine(plan, world), world, watchdog).train() == 0
 
 
 def test_a_single_rank_is_neither_compared_nor_timed(shards_folder: Path, tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_the_reports_of_a_step_do_not_depend_on_the_setting_either(
 ) -> None:
     """Rounding can move a value across the edge of a bin: one of 40 draws, one of 250 logits."""
     results = zero_results(group)["forced"][objective]
-    ours, plain = (dict(flat(results[name]["reported"])) for name in (setting, "zero0_fp32"))
+    ours, plain = (dict(flat(results[name]["reported"], "/", lists=True)) for name in (setting, "zero0_fp32"))
     assert ours.keys() == plain.keys()
     for name, value in plain.items():
         binned = name.startswith(("auc", "max_probability", "ratio"))

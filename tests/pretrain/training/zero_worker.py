@@ -111,7 +111,7 @@ def train(
             reported.add(batch, output, watched=True)
             loss += output.loss.detach() / plan.micro_batches
             if name != "mlm":  # which draws nothing
-                drawn[place, plan.rows(number)] = output.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+                drawn[place, plan.rows(number)] = output.detected.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         result = engine.update(rate)
         losses.append(engine.world.sum_over_ranks(loss).item())
         norms.append(float(result.gradient_norm))
