@@ -90,7 +90,7 @@ def switches(device: str) -> dict[str, Switch]:
     Call it once an engine has started and so chosen its operations.
     """
     found = SWITCHES | {f"without {module.rpartition('.')[2]}": Switch(without=module) for module in fast_modules()}
-    if ops.attend is not PLAIN["attend"]:
+    if any(getattr(ops, name) is not PLAIN[name] for name in ("attend", "attention_bias")):
         found = {name: switch for name, switch in found.items() if not switch.attention}
     if device == "cpu":  # where there are no graphs, and compiling is slow and gains nothing
         return {name: switch for name, switch in found.items() if switch.graphs}

@@ -61,7 +61,7 @@ class SelfAttention(nn.Module):
     def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
         projected = ops.linears(hidden_TH, (self.query, self.key, self.value))
         query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.num_heads) for part_TH in projected)
-        context_BNLD = ops.attend(query_BNLD, key_BNLD, value_BNLD, bias, self.dropout if self.training else 0.0)
+        context_BNLD = bias.attend(query_BNLD, key_BNLD, value_BNLD, self.dropout if self.training else 0.0)
         return packing.pack(context_BNLD.transpose(1, 2).flatten(2))
 
 

@@ -156,9 +156,7 @@ class ModernLayer(nn.Module):
     def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias, rotation_2LD: Tensor) -> Tensor:
         projected_BLX = packing.pad(self.attn["Wqkv"](self.attn_norm(hidden_TH)))
         query_BNLD, key_BNLD, value_BNLD = ops.rotary_heads(projected_BLX, rotation_2LD, self.heads)
-        context_BNLD = ops.attend(
-            query_BNLD, key_BNLD, value_BNLD, bias, self.attention_dropout if self.training else 0.0
-        )
+        context_BNLD = bias.attend(query_BNLD, key_BNLD, value_BNLD, self.attention_dropout if self.training else 0.0)
         context_TH = packing.pack(context_BNLD.transpose(1, 2).flatten(2))
         hidden_TH = hidden_TH + self.dropout(self.attn["Wo"](context_TH))
         return hidden_TH + self.mlp["Wo"](ops.gated_gelu(self.mlp["Wi"](self.mlp_norm(hidden_TH))))

@@ -18,20 +18,15 @@ from torch import Tensor, nn
 from pretrain.model.distribution import Distribution
 
 
-class RelativeBias(NamedTuple):
-    """The relative bias and the padding mask without a tensor [B, N, L, L], as `triton_attention` reads them."""
+class Bias(NamedTuple):
+    """What attention adds to its scores: relative position and padding. `triton_attention` has another form."""
 
-    lengths_B: Tensor
-    table_NR: Tensor | None
-    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32;
-    None if no bias is learned."""
-    tiles_NTMK: Tensor | None
-    """The biases that the kernels read, in the model's precision: one tile for each distance between tiles, from -T//2
-    to T//2; None if all are 0. Of a window, tiles farther away are not read."""
+    added_BNLL: Tensor
+    """Both, [B, N, L, L], or only the mask, [B, 1, L, L] or [B, 1, 1, L]."""
 
-
-Bias = Tensor | RelativeBias
-"""What `attention_bias` returns and `attend` takes."""
+    def attend(self, query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, dropout: float) -> Tensor:
+        """Returns softmax(Q K^T / sqrt(D) + bias) V, dropout on the probabilities."""
+        return attend(query_BNLD, key_BNLD, value_BNLD, self.added_BNLL, dropout)
 
 
 def attention_bias(
@@ -41,7 +36,7 @@ def attention_bias(
     head_size: int,
     dtype: torch.dtype,
 ) -> Bias:
-    """Returns the `bias` of `attend`: relative position and padding mask, [B, N, L, L], or only the mask.
+    """Returns the bias of attention: relative position and padding mask, [B, N, L, L], or only the mask.
 
     `relative` maps distances [X] (key position minus query position) to biases [X, N], constant from `max_distance` on
     in each direction. Without it, tokens see those at most `max_distance` away: the mask is [B, 1, L, L] or, where all
@@ -52,16 +47,15 @@ def attention_bias(
     position_L = torch.arange(length, device=visible_BL.device)
     if relative is not None:
         bias_NLL = relative(position_L[None, :] - position_L[:, None]).permute(2, 0, 1)
-        return bias_NLL.unsqueeze(0).to(dtype).masked_fill(~seen, lowest)
+        return Bias(bias_NLL.unsqueeze(0).to(dtype).masked_fill(~seen, lowest))
     if max_distance < length - 1:
         seen = seen & ((position_L[None, :] - position_L[:, None]).abs() <= max_distance)
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest)
+    return Bias(torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest))
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: Bias, dropout: float) -> Tensor:
-    """Returns softmax(Q K^T / sqrt(D) + bias) V, dropout on the probabilities; `bias` is from `attention_bias`."""
-    assert isinstance(bias, Tensor)
-    return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, added_BNLL: Tensor, dropout: float) -> Tensor:
+    """Computes `Bias.attend`."""
+    return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=added_BNLL, dropout_p=dropout)
 
 
 def dropout(values: Tensor, p: float) -> Tensor:

@@ -166,7 +166,7 @@ def test_forward_and_backward_draw_the_same_dropout(where: Setting, dtype: torch
     on = {"device": where.device, "dtype": dtype}
     query, key, value = torch.randn(3, 2, 4, where.length, 64, **on).requires_grad_().unbind()
     visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
-    output = ops.attend(query, key, value, ops.attention_bias(visible_BL, None, where.length, 64, dtype), 0.5)
+    output = ops.attention_bias(visible_BL, None, where.length, 64, dtype).attend(query, key, value, 0.5)
     (gradient,) = torch.autograd.grad(output, value, output.detach())
     square = output.double().square().sum()
     layer = ops.LayerNorm(256, device=where.device, dtype=dtype).train()
@@ -222,7 +222,7 @@ def test_attention_to_a_window_is_the_formulas(where: Setting, dtype: torch.dtyp
         query, key, value, gradient = parts.to(precision, copy=True).requires_grad_().unbind()
         with place:
             bias = ops.attention_bias(visible_BL, None, where.length // 4, 64, precision)
-            output = ops.attend(query, key, value, bias, 0.0).where(visible_BL[:, None, :, None], 0.0)
+            output = bias.attend(query, key, value, 0.0).where(visible_BL[:, None, :, None], 0.0)
             slopes = torch.autograd.grad(output, (query, key, value), gradient.detach())
         results.append(torch.stack((output.detach(), *slopes)))
     assert off(*results) <= roundings(dtype)

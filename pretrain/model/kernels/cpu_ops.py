@@ -58,16 +58,15 @@ def tokens_of(visible_BL: Tensor) -> Tensor | None:
     return (visible_R | ((~visible_R).cumsum(0) <= -tokens % ROWS)).nonzero().squeeze(1)
 
 
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.Bias, dropout: float) -> Tensor:
+def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, added_BNLL: Tensor, dropout: float) -> Tensor:
     """Computes `ops.attend`, faster for a learned bias or dropout.
 
     PyTorch has no fast kernel for either, and computes bf16 products in fp32.
     """
-    assert isinstance(bias, Tensor)
-    learning = torch.is_grad_enabled() and (dropout > 0 or bias.requires_grad)
+    learning = torch.is_grad_enabled() and (dropout > 0 or added_BNLL.requires_grad)
     if not learning or torch.compiler.is_compiling():
-        return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=bias, dropout_p=dropout)
-    bias_BNLL = bias.expand(*query_BNLD.shape[:3], key_BNLD.shape[2])
+        return F.scaled_dot_product_attention(query_BNLD, key_BNLD, value_BNLD, attn_mask=added_BNLL, dropout_p=dropout)
+    bias_BNLL = added_BNLL.expand(*query_BNLD.shape[:3], key_BNLD.shape[2])
     return _Attend.apply(query_BNLD, key_BNLD, value_BNLD, bias_BNLL, dropout)
 
 

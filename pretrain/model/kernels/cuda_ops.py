@@ -26,11 +26,11 @@ def use(
     """
     if capability < LEAST_CAPABILITY or shared < LEAST_SHARED or find_spec("triton") is None:
         return
-    from pretrain.model.kernels.triton_attention import attend, attention_bias
+    from pretrain.model.kernels.triton_attention import attention_bias
     from pretrain.model.kernels.triton_elementwise import gelu_linear, layer_norm, linear, linears, norm_residual
     from pretrain.model.kernels.triton_vocabulary import softmax
 
-    for form in (attend, attention_bias, gelu_linear, layer_norm, linear, norm_residual):
+    for form in (attention_bias, gelu_linear, layer_norm, linear, norm_residual):
         setattr(ops, form.__name__, form)
     ops.linears = PLAIN_LINEARS if partitioned else linears
     ops.softmax = PLAIN_SOFTMAX if partitioned else softmax

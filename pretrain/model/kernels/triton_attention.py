@@ -19,7 +19,7 @@ biases, M queries and K keys of a tile.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +30,32 @@ from pretrain.model import ops
 from pretrain.model.config import WIDEST_HEAD
 from pretrain.model.kernels import attention_kernels as kernels
 
-PLAIN_ATTEND, PLAIN_BIAS = ops.attend, ops.attention_bias
+PLAIN_BIAS = ops.attention_bias
 BITS = 8
 """Random bits per probability for dropout: with 16, drawing them takes 7 to 9 of 18 to 22 instructions per score."""
 DTYPES = (torch.float16, torch.bfloat16)
 HIDDEN = -(2.0**15)
 """Bias outside of a window: below any score, and finite, because all tokens of a tile may be hidden from a row."""
+
+
+class TableBias(NamedTuple):
+    """The relative bias and the padding mask without a tensor [B, N, L, L]."""
+
+    lengths_B: Tensor
+    table_NR: Tensor | None
+    """Biases by distance from -R/2 to R/2 - 1, in fp32, so that gradients of layers and sequences add up in fp32;
+    None if no bias is learned."""
+    tiles_NTMK: Tensor | None
+    """The biases that the kernels read, in the model's precision: one tile for each distance between tiles, from -T//2
+    to T//2; None if all are 0. Of a window, tiles farther away are not read."""
+
+    def attend(self, query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, dropout: float) -> Tensor:
+        """Computes `ops.Bias.attend`; rows of padding are zero."""
+        (lengths_B, table_NR, tiles_NTMK), side = self, side_of(query_BNLD.shape[-1])
+        local = table_NR is None and tiles_NTMK is not None
+        tiles_NTMK = query_BNLD.new_zeros(1, 3, side, side) if tiles_NTMK is None else tiles_NTMK
+        tiles_NTMK = tiles_NTMK.expand(query_BNLD.shape[1], -1, -1, -1).contiguous()
+        return _Attend.apply(query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout, local)
 
 
 def attention_bias(
@@ -44,14 +64,14 @@ def attention_bias(
     max_distance: int,
     head_size: int,
     dtype: torch.dtype,
-) -> ops.Bias:
+) -> "ops.Bias | TableBias":
     """Computes `ops.attention_bias`, as tables instead of a tensor with the size L x L."""
     if dtype not in DTYPES or head_size > WIDEST_HEAD:
         return PLAIN_BIAS(visible_BL, relative, max_distance, head_size, dtype)
     lengths_B, device, side = visible_BL.sum(1, dtype=torch.int32), visible_BL.device, side_of(head_size)
     within, tiles = max_distance - (relative is not None), cdiv(visible_BL.shape[1], side)
     if relative is None and within >= visible_BL.shape[1] - 1:
-        return ops.RelativeBias(lengths_B, None, None)
+        return TableBias(lengths_B, None, None)
     span = min(cdiv(within, side), tiles - 1)  # tiles beyond have one bias, or are outside of the window
     half = (span + 1) * side
     offset_R = torch.arange(-half, half, device=device)
@@ -59,18 +79,7 @@ def attention_bias(
     place_M = torch.arange(side, device=device)
     index_TMK = torch.arange(0, 2 * half + 1, side, device=device)[:, None, None] + place_M - place_M[:, None]
     tiles_NTMK = table_NR.detach().to(dtype)[:, index_TMK.clamp_(0, 2 * half - 1)]
-    return ops.RelativeBias(lengths_B, table_NR.contiguous() if relative else None, tiles_NTMK)
-
-
-def attend(query_BNLD: Tensor, key_BNLD: Tensor, value_BNLD: Tensor, bias: ops.Bias, dropout: float) -> Tensor:
-    """Computes `ops.attend`; rows of padding are zero."""
-    if not isinstance(bias, ops.RelativeBias):
-        return PLAIN_ATTEND(query_BNLD, key_BNLD, value_BNLD, bias, dropout)
-    (lengths_B, table_NR, tiles_NTMK), side = bias, side_of(query_BNLD.shape[-1])
-    local = table_NR is None and tiles_NTMK is not None
-    tiles_NTMK = query_BNLD.new_zeros(1, 3, side, side) if tiles_NTMK is None else tiles_NTMK
-    tiles_NTMK = tiles_NTMK.expand(query_BNLD.shape[1], -1, -1, -1).contiguous()
-    return _Attend.apply(query_BNLD, key_BNLD, value_BNLD, table_NR, tiles_NTMK, lengths_B, dropout, local)
+    return TableBias(lengths_B, table_NR.contiguous() if relative else None, tiles_NTMK)
 
 
 def dropout_of(p: float, device: torch.device, bits: int) -> tuple[Tensor | None, int, float]:

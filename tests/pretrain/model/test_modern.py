@@ -47,8 +47,7 @@ def test_hidden_states_are_modernberts(length: int) -> None:
 def test_a_token_sees_what_is_visible_within_its_window(radius: int) -> None:
     visible_BL = torch.tensor([[True] * 7 + [False] * 3])
     bias = ops.attention_bias(visible_BL, None, radius, 32, torch.float32)
-    assert isinstance(bias, torch.Tensor)
-    bias_BNLL = bias.expand(1, 1, 10, 10)
+    bias_BNLL = bias.added_BNLL.expand(1, 1, 10, 10)
     for query in range(10):
         for key in range(10):
             seen = key < 7 and abs(query - key) <= radius

@@ -14,7 +14,7 @@ from pretrain.model.kernels import cuda_ops
 pytest.importorskip("triton")
 from pretrain.model.kernels import triton_elementwise
 
-FORMS = ("attend", "attention_bias", "gelu_linear", "layer_norm", "linear", "linears", "norm_residual", "softmax")
+FORMS = ("attention_bias", "gelu_linear", "layer_norm", "linear", "linears", "norm_residual", "softmax")
 
 
 pytestmark = pytest.mark.usefixtures("plain_ops")
@@ -82,6 +82,6 @@ def test_in_fp32_and_for_wide_heads_attention_is_pytorchs(head_size: int, dtype:
     results = []
     for _ in range(2):
         bias = ops.attention_bias(visible_BL, lambda distance_X: 0.1 * distance_X[..., None], 2, head_size, dtype)
-        results.append(ops.attend(query, key, value, bias, 0.0))
+        results.append(bias.attend(query, key, value, 0.0))
         cuda_ops.use((9, 0))
     assert torch.equal(*results)

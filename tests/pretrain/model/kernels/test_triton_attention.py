@@ -14,9 +14,8 @@ from pretrain.model.sizes import EncoderConfig
 
 pytest.importorskip("triton")
 
-from pretrain.model import ops
 from pretrain.model.kernels import cuda_ops, triton_attention
-from pretrain.model.kernels.triton_attention import attend, attention_bias
+from pretrain.model.kernels.triton_attention import TableBias, attention_bias
 
 EXACT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 """Norm of the error allowed, relative to the norm of the result."""
@@ -76,7 +75,7 @@ def example(case: Case, dtype: torch.dtype, sharpness: float = 1.0) -> Example:
 def in_triton(given: Example, dropout: float = 0.0) -> tuple[Tensor, ...]:
     """Output, and the gradients of query, key, value and biases."""
     bias = attention_bias(given.visible_BL, given.relative, given.reach, given.query.shape[-1], given.query.dtype)
-    output = attend(given.query, given.key, given.value, bias, dropout)
+    output = bias.attend(given.query, given.key, given.value, dropout)
     return output.detach(), *torch.autograd.grad(output, given.leaves(), given.gradient)
 
 
@@ -160,7 +159,7 @@ def test_padding_has_no_effect_and_its_rows_are_zero() -> None:
 def test_without_relative_position_only_padding_is_hidden() -> None:
     given = example(Case(2, 70, 32, 0, (70, 33)), torch.float32)
     bias = attention_bias(given.visible_BL, None, 70, 32, torch.float32)
-    output = attend(given.query, given.key, given.value, bias, 0.0)
+    output = bias.attend(given.query, given.key, given.value, 0.0)
     exact = by_hand(given)  # one bias per head, which changes nothing
     assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], 1e-5)
 
@@ -171,7 +170,7 @@ def test_in_a_window_tokens_see_what_is_near(radius: int, dtype: torch.dtype) ->
     """A window narrower than a tile of 64, as wide, wider, and up to all but the ends of the sequence."""
     given = example(Case(2, 200, 64, 0, (200, 199, 130, 64, 3)), dtype)
     bias = attention_bias(given.visible_BL, None, radius, 64, dtype)
-    output = attend(given.query, given.key, given.value, bias, 0.0)
+    output = bias.attend(given.query, given.key, given.value, 0.0)
     position_L = torch.arange(200)
     exact = by_hand(given, near_LL=(position_L - position_L[:, None]).abs() <= radius)
     assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], EXACT[dtype])
@@ -182,7 +181,7 @@ def test_tiles_outside_of_the_window_are_not_read() -> None:
     given = example(Case(1, 320, 64, 0, (320,)), torch.float32)
     given.key.data[:, :, 192:], given.value.data[:, :, 192:] = torch.nan, torch.nan
     bias = attention_bias(given.visible_BL, None, 8, 64, torch.float32)
-    output = attend(given.query, given.key, given.value, bias, 0.0)
+    output = bias.attend(given.query, given.key, given.value, 0.0)
     assert output[:, :, :128].isfinite().all() and output[:, :, 192:].isnan().all()
 
 
@@ -202,7 +201,7 @@ def kept(case: Case, dropout: float) -> Tensor:
         torch.set_rng_state(state)
         value = torch.eye(case.length)[:, first : first + size].expand_as(given.value[..., : case.length - first])
         value = torch.nn.functional.pad(value, (0, size - value.shape[-1]))
-        parts.append(attend(given.query, given.key, value, bias, dropout) * case.length)
+        parts.append(bias.attend(given.query, given.key, value, dropout) * case.length)
     torch.set_rng_state(state)
     return torch.cat(parts, -1)[..., : case.length].detach()
 
@@ -248,7 +247,7 @@ def test_programs_lie_on_the_axis_that_may_be_longer_than_65535(monkeypatch: pyt
         monkeypatch.setattr(triton_attention.kernels, name, type("Launched", (), launch)())
     parts = [torch.randn(3, 2, 40, 16, requires_grad=True) for _ in range(3)]
     bias = attention_bias(torch.ones(3, 40, dtype=torch.bool), None, 40, 16, torch.float32)
-    attend(*parts, bias, 0.0).sum().backward()
+    bias.attend(*parts, 0.0).sum().backward()
     assert len(grids) == 3 and all(len(grid) == 1 for grid in grids)
 
 
@@ -270,7 +269,7 @@ def test_the_gradients_of_a_heads_biases_sum_to_zero() -> None:
 def test_the_table_by_distance_has_no_size_of_length_squared() -> None:
     visible_BL = torch.ones(2, 2048, dtype=torch.bool)
     bias = attention_bias(visible_BL, lambda d_X: torch.ones(len(d_X), 3), 128, 64, torch.half)
-    assert isinstance(bias, ops.RelativeBias) and bias.table_NR is not None and bias.tiles_NTMK is not None
+    assert isinstance(bias, TableBias) and bias.table_NR is not None and bias.tiles_NTMK is not None
     assert bias.table_NR.shape == (3, 2 * 3 * 64) and bias.tiles_NTMK.shape == (3, 7, 64, 64)
 
 
