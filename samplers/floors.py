@@ -16,6 +16,7 @@ from foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Detection, DetectionConfig, Electra
+from pretrain.method.objective import Text
 from pretrain.method.sampling import Prediction, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import Dense
@@ -32,8 +33,10 @@ class Floor(Detection):
 
     exports = {".": Electra.exports["."]}
 
-    def __init__(self, model: ModelConfig, objective: DetectionConfig, vocab_size: int, special_mask_id: int) -> None:
-        super().__init__(model, objective, vocab_size, special_mask_id)
+    def __init__(
+        self, model: ModelConfig, objective: DetectionConfig, vocab_size: int, special_mask_id: int, text: Text = None
+    ) -> None:
+        super().__init__(model, objective, vocab_size, special_mask_id, text)
         (config,) = self.encoders(model, vocab_size)
         self.discriminator = model.parts.encoder(config)
         self.discriminator_predictions = model.parts.detector(config)
@@ -53,6 +56,7 @@ class Floor(Detection):
         Raises:
             ConfigError: no token has a weight, or one has an invalid weight.
         """
+        assert self.text is not None, "a model that draws is built with its text"
         text = self.text()
         weights_V = self.weigh(text).astype(np.float64)
         weights_V[list(text.manifest.special_tokens.model_dump().values())] = 0

@@ -104,6 +104,10 @@ class Output(NamedTuple):
         )
 
 
+Text = Callable[[], Shards] | None
+"""Opens the shards that a run trains on; call it only while drawing."""
+
+
 class Objective(nn.Module, ABC):
     """A model together with its loss; `objective` holds its settings, `special_mask_id` is the id of [MASK].
 
@@ -115,13 +119,12 @@ class Objective(nn.Module, ABC):
     """Title of the model card."""
     exports: ClassVar[dict[str, tuple[str, ...]]]
     """Content of an export: for each folder, the Hugging Face class and the names of the modules, encoder first."""
-    text: Callable[[], Shards]
-    """Opens the shards that the run trains on; set by `build_model`. Call it only while drawing."""
 
-    def __init__(self, model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, special_mask_id: int) -> None:
+    def __init__(
+        self, model: ModelConfig, objective: ObjectiveConfig, vocab_size: int, special_mask_id: int, text: Text = None
+    ) -> None:
         super().__init__()
-        self.objective = objective
-        self.special_mask_id = special_mask_id
+        self.objective, self.special_mask_id, self.text = objective, special_mask_id, text
 
     @abstractmethod
     def forward(self, batch: Batch, entropies: bool = False) -> Output:

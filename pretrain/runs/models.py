@@ -28,9 +28,13 @@ def build_model(description: RunDescription) -> Objective:
     run = description.run
     torch.manual_seed(run.seed)
     trained = objective_class(run.objective.name)
-    model = trained(run.model, run.objective, description.vocab_size, description.mask_token_id)
-    model.text = lambda: open_shards(*data_of(description), weights=description.data_weights)
-    return model
+    return trained(
+        run.model,
+        run.objective,
+        description.vocab_size,
+        description.mask_token_id,
+        text=lambda: open_shards(*data_of(description), weights=description.data_weights),
+    )
 
 
 def initial_model(description: RunDescription, donors: Donors | None) -> Objective:
