@@ -36,7 +36,7 @@ from data_prep.manifest import (
     enough_to_hold_out,
     warn_of_padding,
 )
-from data_prep.output import PLAN, Plan, finish, locked, open_plan, prepare, refuse_another, save_record
+from data_prep.output import PLAN, BuildPlan, finish, locked, open_plan, prepare, refuse_another, save_record
 from data_prep.pipeline import build_shard, load_tools
 from data_prep.planning import measured_size, plan_shards
 from data_prep.reading import sample_chunks, sample_documents
@@ -221,7 +221,7 @@ def _plan(
     tokenizer: SubwordTokenizer,
     punkt: PunktModel | None,
     index: Index | None,
-) -> Plan:
+) -> BuildPlan:
     config = BuildConfig(
         **options.model_dump(include={"sentences", *Choices.model_fields} - {"ngram"}),
         ngram=tuple(chance / sum(options.ngram) for chance in options.ngram),
@@ -232,7 +232,7 @@ def _plan(
     )
     packages = ("numpy", "regex", "tokenizers", *(("py3langid",) if options.keep_language else ()))
     versions = {name: version(name) for name in packages} | {"python": ".".join(map(str, sys.version_info[:2]))}
-    return Plan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
+    return BuildPlan(config=config, versions=versions, inputs={source.key: source.size for source in sources})
 
 
 def _estimate(

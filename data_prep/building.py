@@ -13,7 +13,7 @@ from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard, 
 from data_prep.manifest import WORK_NAME, BuildConfig
 from data_prep.output import SIDES, ShardRecord, load_record, save_record
 from data_prep.pipeline import build_shard, copies_digest
-from data_prep.planning import Range, Shard, Task
+from data_prep.planning import Range, Shard, WorkerTask
 from data_prep.reading import Reader, hashed, text_digest
 from data_prep.shards import file_problems
 from data_prep.unpacking import can_seek, make_seek_index
@@ -27,7 +27,7 @@ Work = list[tuple[Shard, Place | None]]
 """Shards of a task and, if the build drops duplicates, their places."""
 
 
-def make_shards(output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool) -> None:
+def make_shards(output: Path, config: BuildConfig, tasks: Sequence[WorkerTask], pool: Pool) -> None:
     """Builds every shard that is missing or damaged according to its record, once the text of all others is compared.
 
     Raises:
@@ -110,7 +110,7 @@ def _is_sound(record: ShardRecord, output: Path) -> bool:
 
 
 def _find_copies(
-    output: Path, config: BuildConfig, tasks: Sequence[Task], pool: Pool
+    output: Path, config: BuildConfig, tasks: Sequence[WorkerTask], pool: Pool
 ) -> tuple[Pairs, dict[int, Place]]:
     """Hashes all documents in a first pass over the input, and finds the duplicates among them.
 
@@ -127,7 +127,7 @@ def _find_copies(
     return copies, {number: (first, counts[number]) for number, first in zip(sorted(counts), firsts, strict=False)}
 
 
-def _hash(task: Task, config: BuildConfig, folder: Path) -> dict[int, int]:
+def _hash(task: WorkerTask, config: BuildConfig, folder: Path) -> dict[int, int]:
     """Hashes the documents of a task's shards, on a worker; returns their count by the shard's number."""
     with Reader(config.reading, folder) as reader:
         return {shard.number: hash_shard(shard, reader, config.reading, folder, config.dedup) for shard in task}

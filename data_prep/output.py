@@ -41,7 +41,7 @@ SIDES = {TRAIN: "", HELD_OUT: HELD_OUT_NAME}
 """The sides of a shard, each a field of its record, and the folder of each side below the output folder."""
 
 
-class Plan(StrictRecord):
+class BuildPlan(StrictRecord):
     """Everything that determines a build's bytes; a run can resume a build only with an equal plan."""
 
     config: BuildConfig
@@ -106,13 +106,13 @@ def locked(folder: Path) -> Lock:
         ) from None
 
 
-def open_plan(folder: Path) -> Plan | None:
+def open_plan(folder: Path) -> BuildPlan | None:
     """Returns the plan of the build in the folder, unfinished or complete; None if the folder is empty.
 
     Raises:
         ConfigError: the folder holds other files, or a build that cannot be resumed.
     """
-    plan = load_record(folder, PLAN, Plan)
+    plan = load_record(folder, PLAN, BuildPlan)
     others = {entry.name for entry in folder.iterdir()} - {RECORDS_NAME, LOCK_NAME}
     if plan is None and (others or any((folder / RECORDS_NAME).glob("shard-*"))):
         raise ConfigError(
@@ -122,7 +122,7 @@ def open_plan(folder: Path) -> Plan | None:
     return plan
 
 
-def refuse_another(plan: Plan, earlier: Plan, folder: Path) -> None:
+def refuse_another(plan: BuildPlan, earlier: BuildPlan, folder: Path) -> None:
     """Raises a ConfigError, with a line per difference, if `plan` differs from `earlier`, the plan in `folder`."""
     old, new = (one.config.model_dump() | one.versions | one.inputs for one in (earlier, plan))
     problems = [
@@ -150,7 +150,7 @@ def prepare(folder: Path, tokenizer: SubwordTokenizer, punkt: PunktModel | None,
         index.save(folder / WORK_NAME)
 
 
-def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTokenizer) -> Manifest:
+def finish(folder: Path, plan: BuildPlan, names: Sequence[str], tokenizer: SubwordTokenizer) -> Manifest:
     """Writes the manifests, the main one last, and removes the working files; returns the main manifest.
 
     Files that are already up to date are left untouched. `names` are the shards' names, in order.
@@ -182,7 +182,9 @@ def finish(folder: Path, plan: Plan, names: Sequence[str], tokenizer: SubwordTok
     return train
 
 
-def _manifest(plan: Plan, shards: Sequence[ShardEntry], tokenizer: SubwordTokenizer, books: Books) -> Manifest | None:
+def _manifest(
+    plan: BuildPlan, shards: Sequence[ShardEntry], tokenizer: SubwordTokenizer, books: Books
+) -> Manifest | None:
     """Returns the manifest of one side; None if it has no shards."""
     if not shards:
         return None

@@ -53,11 +53,11 @@ class Shard(NamedTuple):
         return sum(part.size for part in self.ranges)
 
 
-Task = list[Shard]
+WorkerTask = list[Shard]
 """Shards that one worker writes in order: several only if they come from one file that allows no seeking."""
 
 
-def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
+def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[WorkerTask]:
     """Returns all shards, each of about `text_per_shard` bytes of text; 0 chooses a size that suits the input.
 
     Raises:
@@ -66,7 +66,7 @@ def plan_shards(sources: Sequence[Source], text_per_shard: float) -> list[Task]:
     total = sum(map(_text_size, sources))
     few = min(max(total / _FEWEST, _SMALLEST), _MIDDLE)
     budget = text_per_shard or min(max(few, total / _MANY), _LARGEST)
-    tasks: list[Task] = []
+    tasks: list[WorkerTask] = []
     numbers = count()
     size = inf  # bytes of text in the last shard, to which a small file may be added
     for source in filter(lambda source: source.size, sources):

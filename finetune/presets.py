@@ -11,7 +11,7 @@ from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConf
 from foundation.config import ConfigError
 
 ModelSize = Literal["small", "base"]
-Settings = TypeVar("Settings", bound=FinetuneConfig)
+TaskConfig = TypeVar("TaskConfig", bound=FinetuneConfig)
 
 
 # The values the paper searched (fine-tuning table); the first of each is the default here.
@@ -91,8 +91,8 @@ def size_of(hidden_size: int) -> ModelSize:
 
 
 def settings_for(
-    kind: type[Settings], task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]
-) -> Settings:
+    kind: type[TaskConfig], task: str, hidden_size: int, max_positions: int, overrides: dict[str, Any]
+) -> TaskConfig:
     """Returns the paper's settings for a task and a model of this shape, with `overrides` applied.
 
     The default length is that of `MAX_LENGTHS` or, if lower, the model's number of positions; SQuAD's other lengths

@@ -23,7 +23,7 @@ from pydantic import Field
 from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_script
 from foundation.config import ConfigError, StrictConfig, counted
 from foundation.locks import holder, still_held
-from pretrain.job.rank_log import LOGS, first_cause, printable_lines, rank_log, read_records
+from pretrain.job.rank_log import LOGS, first_cause, printable_lines, rank_log, read_ends
 from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
 from pretrain.planning.options import RunOptions
 
@@ -45,7 +45,7 @@ class SuperviseOptions(StrictConfig):
 def main(options: SuperviseOptions) -> int:
     folder, supervised = run_folder_of(options.command), SupervisedCommand(options.command)
     for restarts in range(options.max_restarts + 1):
-        before = read_records(folder)
+        before = read_ends(folder)
         code = supervised.run()
         if code == EXIT_BAD_USAGE:
             return code
@@ -54,7 +54,7 @@ def main(options: SuperviseOptions) -> int:
         if supervised.stopping or code == EXIT_STOPPED:
             return EXIT_STOPPED
         _say(f"the command ended with code {code} before the run's last step")
-        if end := first_cause([record for record in read_records(folder) if record not in before]):
+        if end := first_cause([record for record in read_ends(folder) if record not in before]):
             _say(f"{end.name}: {end.sentence}; its output is in {rank_log(folder, end.rank)}")
         if restarts < options.max_restarts:
             if who := holder(folder / "lock"):  # rank 0, on another host, may not have noticed or saved yet

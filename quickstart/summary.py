@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from finetune.running.records import FILE_NAME, read_records
-from pretrain.runs.log import read_records as read_log
+from pretrain.runs.log import read_metrics
 
 LEAST_AUC = 0.65
 MOST_OF_ENTROPY = 0.95  # an untrained discriminator has a loss of 1.00 entropies, yet an accuracy of 85%
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 def read_results(run: Path, glue: Path) -> Results:
     """Collects the results from the folders of the pre-training run and of the fine-tuning runs."""
-    log = read_log(run, "train")
+    log = read_metrics(run, "train")
     held_out = json.loads((run / "evaluation" / "metrics.json").read_text())
     pretrained, untrained = (median_score(glue, random_weights=random) for random in (False, True))
     return Results(log[0], log[-1], held_out, pretrained, untrained)

@@ -18,7 +18,7 @@ from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.planning.plan_warnings import memory_of
 from pretrain.runs.folder import CHECKPOINTS
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from pretrain.runs.models import build_model
 
 CONFIGS = {"fp32": "zero0_fp32", "bf16": "zero1_bf16", "fp16": "zero1_fp16"}
@@ -105,7 +105,7 @@ class Run:
 
     def records(self) -> list[Figures]:
         """Returns the records of training so far."""
-        return read_records(self.folder, "train")
+        return read_metrics(self.folder, "train")
 
     def estimated_bytes(self) -> float:
         """Returns the dry run's estimate of a process's memory."""
@@ -211,5 +211,5 @@ def training(options: GpuOptions, precision: str, product: Path) -> int:
 
 def keep_curve(run: Run, product: Path) -> None:
     curve = [{name: record[name] for name in CURVE if name in record} for record in run.records()]
-    held_out = read_records(run.folder, "held_out")
+    held_out = read_metrics(run.folder, "held_out")
     keep({"steps": run.steps, "curve": curve, "held_out": held_out[-1] if held_out else None}, product)

@@ -10,7 +10,7 @@ from pretrain.huggingface.forms import form_of
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.runs.folder import BOOKKEEPING, RunDescription, flat
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 
 CHANGES_Q = {"temperature", "forbid_original", "mixture", "importance_weighting"}
 """Settings that change the sampler's distribution, or which one the discriminator learns from."""
@@ -192,7 +192,7 @@ def _likelihood(description: RunDescription, code: str) -> str:
 def _scores(run: Path, step: int, predicts: bool) -> dict[str, Any]:
     """Returns the scores of this step; MLM scores only if the model `predicts`."""
     evaluated = run / "evaluation" / "metrics.json"
-    found = [record for record in read_records(run, "held_out") if record["step"] == step]
+    found = [record for record in read_metrics(run, "held_out") if record["step"] == step]
     if evaluated.is_file():
         values = json.loads(evaluated.read_text())
         found += [values] if values.get("step") == step else []

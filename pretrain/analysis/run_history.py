@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from foundation.files import require_file_or_folder
 from foundation.locks import holder
 from pretrain.config import RunConfig
-from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_records
+from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_ends
 from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, LOCK, STARTS, RunDescription, flat, read_run
 from pretrain.runs.log import RECORDS
@@ -94,7 +94,7 @@ def read_history(folder: Path) -> History:
         read_run(folder),
         read_log(folder / RECORDS),
         read_starts(folder),
-        read_records(folder),
+        read_ends(folder),
         _steps(folder / CHECKPOINTS, "step-*"),
         _steps(folder, "nonfinite-step-*.json"),
         Counter(warnings),

@@ -28,7 +28,7 @@ class SkippedCheck(Exception):
     """Raised by a check that the run's files do not allow; the message names the check and says why."""
 
 
-class Text(NamedTuple):
+class TextSample(NamedTuple):
     """Statistics of a sample of the training text."""
 
     unknown_share: float
@@ -101,7 +101,7 @@ class Symptoms:
         )
 
     @cached_property
-    def text(self) -> Text:
+    def text(self) -> TextSample:
         """Statistics of the sequences that the run read first; shards behind a URL are not opened."""
         description = self.description
         if urls := [url for name in description.data if (url := url_of(Path(name)))]:
@@ -121,7 +121,7 @@ class Symptoms:
             )
         counts_V = np.bincount(ids_BL.flatten(), minlength=words.vocab_size) * ~words.never_masked
         pieces = counts_V.sum()
-        return Text(
+        return TextSample(
             unknown_share=counts_V[words.special.unk] / pieces,
             pieces_per_word=pieces / counts_V[~words.continuation].sum(),
             unigram_entropy=unigram_entropy(counts_V),

@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.manifest import ShardEntry
 from foundation.config import ConfigError
 from foundation.ordering import dealt, key_of, permuted
-from pretrain.data.windows import Windows
+from pretrain.data.windows import ShardWindows
 
 SHARE_UNIT = 1 << 30
 """Weights are converted to integers of about this sum, for exact arithmetic; the error is one sample in a billion."""
@@ -44,7 +44,7 @@ class Mixture:
         self._names, self.window = names, window
         self._counts = [[shard.sequences for shard in of_folder] for of_folder in shards]
         self._tokens = [sum(shard.tokens for shard in of_folder) for of_folder in shards]
-        self._windows = lru_cache(lambda folder, seed: Windows(self._counts[folder], window, seed))
+        self._windows = lru_cache(lambda folder, seed: ShardWindows(self._counts[folder], window, seed))
         self.sizes = list(map(sum, self._counts))
         exact = sum(self.sizes) <= LARGEST_SHARES
         self.shares = self.sizes if exact and not weights else _whole_shares(names, weights or self.sizes)

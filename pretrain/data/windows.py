@@ -17,7 +17,7 @@ SHARDS, WINDOW = 0, 1
 """Keys of the permutations of shards, and of sequences within a window."""
 
 
-class Windows:
+class ShardWindows:
     """The order `windows` of one folder's sequences.
 
     In each epoch the shards are shuffled and cut into windows, and then the sequences of each window are shuffled.

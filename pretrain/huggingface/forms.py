@@ -38,7 +38,7 @@ BOUNDS: dict[Any, Any] = {
 """Types with limits of an encoder's settings, by field or by the field's type."""
 
 
-class Settings(StrictConfig):
+class FormSettings(StrictConfig):
     """Settings of any form; unknown ones are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -95,7 +95,9 @@ class Form(NamedTuple):
             for theirs, ours in self.names.items()
         }
         try:
-            found = dict(create_model("Settings", __base__=Settings, **types | self.others).from_values(values, source))
+            found = dict(
+                create_model("Settings", __base__=FormSettings, **types | self.others).from_values(values, source)
+            )
             return self.parts.config(
                 **{ours: found[theirs] for theirs, ours in self.names.items()} | self.derived(found)
             )

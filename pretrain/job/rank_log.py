@@ -59,7 +59,7 @@ def write_record(folder: Path, record: EndRecord) -> None:
     write_atomically(path, (json.dumps(record._asdict()) + "\n").encode())
 
 
-def read_records(folder: Path) -> list[EndRecord]:
+def read_ends(folder: Path) -> list[EndRecord]:
     """Reads the end records of all ranks, in rank order; skips damaged ones."""
     records = []
     for path in sorted((folder / LOGS).glob("rank-*.json")):

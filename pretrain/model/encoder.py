@@ -30,7 +30,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = ResidualOutput(config.intermediate_size, config)
 
-    def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: "TokenPacking", bias: ops.Bias) -> Tensor:
         attended_TH = self.attention(hidden_TH, packing, bias)
         return self.output(self.intermediate(attended_TH), attended_TH)
 
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         self.self = SelfAttention(config)
         self.output = ResidualOutput(config.hidden_size, config)
 
-    def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: "TokenPacking", bias: ops.Bias) -> Tensor:
         return self.output(self.self(hidden_TH, packing, bias), hidden_TH)
 
 
@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
         self.key = ops.Linear(config.hidden_size, config.hidden_size)
         self.value = ops.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_TH: Tensor, packing: "Packing", bias: ops.Bias) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: "TokenPacking", bias: ops.Bias) -> Tensor:
         projected = ops.linears(hidden_TH, (self.query, self.key, self.value))
         query_BNLD, key_BNLD, value_BNLD = (packing.heads(part_TH, self.num_heads) for part_TH in projected)
         context_BNLD = bias.attend(query_BNLD, key_BNLD, value_BNLD, self.dropout if self.training else 0.0)
@@ -187,7 +187,7 @@ class ElectraEncoder(Encoder):
         return self.encoder(hidden_BLX, attention_mask_BL)
 
 
-class Packing(NamedTuple):
+class TokenPacking(NamedTuple):
     """Which positions layers compute: all T = B L of them or, outside attention, only the non-padding ones."""
 
     shape: torch.Size
@@ -221,10 +221,10 @@ class Stack(nn.Module):
     recompute = False
     """Activation checkpointing: recomputes each layer in the backward, with the same dropout."""
 
-    def packing(self, visible_BL: Tensor) -> Packing:
-        return Packing(visible_BL.shape, ops.tokens_of(visible_BL) if self.packs else None)
+    def packing(self, visible_BL: Tensor) -> TokenPacking:
+        return TokenPacking(visible_BL.shape, ops.tokens_of(visible_BL) if self.packs else None)
 
-    def run(self, layer: nn.Module, *inputs: Tensor | Packing | ops.Bias) -> Tensor:
+    def run(self, layer: nn.Module, *inputs: Tensor | TokenPacking | ops.Bias) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
             return cast(Tensor, checkpoint(layer, *inputs, use_reentrant=False))
         return cast(Tensor, layer(*inputs))

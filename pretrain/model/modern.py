@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.model import ops
-from pretrain.model.encoder import Encoder, Packing, Stack, TiedEmbedding, TokenEmbeddings, initialize_matrix
+from pretrain.model.encoder import Encoder, Stack, TiedEmbedding, TokenEmbeddings, TokenPacking, initialize_matrix
 from pretrain.model.gdes import Disentangled
 from pretrain.model.heads import full_precision
 from pretrain.model.sizes import EncoderSizes
@@ -153,7 +153,7 @@ class ModernLayer(nn.Module):
         self.mlp_norm = norm(config)
         self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
 
-    def forward(self, hidden_TH: Tensor, packing: Packing, bias: ops.Bias, rotation_2LD: Tensor) -> Tensor:
+    def forward(self, hidden_TH: Tensor, packing: TokenPacking, bias: ops.Bias, rotation_2LD: Tensor) -> Tensor:
         projected_BLX = packing.pad(self.attn["Wqkv"](self.attn_norm(hidden_TH)))
         query_BNLD, key_BNLD, value_BNLD = ops.rotary_heads(projected_BLX, rotation_2LD, self.heads)
         context_BNLD = bias.attend(query_BNLD, key_BNLD, value_BNLD, self.attention_dropout if self.training else 0.0)

@@ -29,7 +29,7 @@ from foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import Shards, manifests_sha256
-from pretrain.job.rank_log import read_records
+from pretrain.job.rank_log import read_ends
 from pretrain.method.registry import LOADED, Origin
 
 DESCRIPTION, SAMPLER, CHECKPOINTS, LOCK, STARTS = "run.json", "sampler.py", "checkpoints", "lock", "starts.jsonl"
@@ -241,7 +241,7 @@ def find_run(folder: Path) -> RunDescription | None:
         ConfigError: it is damaged, or of another version; or the folder holds files that a run would replace.
     """
     started = (folder / DESCRIPTION).exists()
-    if not started and (others := [name for name in REPLACED if (folder / name).exists()]) and not read_records(folder):
+    if not started and (others := [name for name in REPLACED if (folder / name).exists()]) and not read_ends(folder):
         raise ConfigError(
             f"output: {folder} holds {', '.join(others)}, which no run wrote and a run would replace; move them away,"
             " or name another --output"

@@ -140,7 +140,7 @@ def log_line(step: int, total_steps: int, values: Mapping[str, Any], ending: str
     return line
 
 
-def read_records(folder: Path, kind: str) -> list[dict[str, Any]]:
+def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Returns the run folder's records of one kind, in order."""
     return [record for _, record in _whole_lines(folder / RECORDS) if record.get("kind") == kind]
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModel
 
 from finetune.running.records import read_records
-from pretrain.runs.log import read_records as read_log
+from pretrain.runs.log import read_metrics
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import cola_rows
 
@@ -40,7 +40,7 @@ def test_the_calls_leave_a_model_and_its_control_that_score(shards_folder: Path,
     for name in ("hp_loss", "p_G"):
         parts = sorted(out.glob(f"{name}.tar.*"))
         subprocess.run(["tar", "-x", "-C", runs], input=b"".join(map(Path.read_bytes, parts)), check=True)
-        assert read_log(runs / name, "train")[-1]["step"] > 0
+        assert read_metrics(runs / name, "train")[-1]["step"] > 0
         call(sys.executable, "pretrain/export.py", runs / name, tmp_path / f"{name}-exported")
     exported = tmp_path / "hp_loss-exported"
     assert AutoModel.from_pretrained(exported, trust_remote_code=True).config.hidden_size == 128

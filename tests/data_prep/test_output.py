@@ -5,13 +5,13 @@ import shutil
 import pytest
 
 from data_prep.manifest import load_manifest
-from data_prep.output import PLAN, Plan, load_record, locked, open_plan, refuse_another, save_record
+from data_prep.output import PLAN, BuildPlan, load_record, locked, open_plan, refuse_another, save_record
 from foundation.config import ConfigError
 
 
 @pytest.fixture
 def plan(built):
-    return load_record(built, PLAN, Plan)
+    return load_record(built, PLAN, BuildPlan)
 
 
 def test_a_folder_admits_one_builder_at_a_time(tmp_path):
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_resumed_is_refused_with_the_reason(built, tmp_p
 
 
 def test_every_difference_is_named_with_both_values(plan, tmp_path):
-    other = Plan(
+    other = BuildPlan(
         config=plan.config.model_copy(update={"seq_length": 128, "seed": 7}),
         versions=plan.versions,
         inputs=plan.inputs | {"0/new.txt": 5},

@@ -1,7 +1,7 @@
 """Claims about the records of a build: each is complete, or ignored."""
 
 from data_prep.manifest import Books, load_manifest
-from data_prep.output import PLAN, Plan, ShardRecord, load_record, save_record
+from data_prep.output import PLAN, BuildPlan, ShardRecord, load_record, save_record
 from tests.foundation.test_files import unread
 
 
@@ -11,7 +11,7 @@ def names(folder):
 
 def test_the_records_of_a_build_are_its_plan_and_what_became_of_each_shard(built):
     manifest, held_out = load_manifest(built), load_manifest(built / "held_out")
-    plan = load_record(built, PLAN, Plan)
+    plan = load_record(built, PLAN, BuildPlan)
     assert plan.config == manifest.config
     assert len(plan.inputs) == manifest.input_files
     records = [load_record(built, name, ShardRecord) for name in names(built)]

@@ -11,7 +11,7 @@ import pytest
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from pretrain.doctor import EXIT_FINDINGS, DoctorOptions, main
-from pretrain.runs.log import RunLog, read_records
+from pretrain.runs.log import RunLog, read_metrics
 
 Launch = Callable[..., subprocess.Popen[str]]
 
@@ -54,7 +54,7 @@ def test_a_later_state_of_the_run_without_padding_is_healthy(
     padded_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Uses the run's last record, changed to the record of models that have learned."""
-    record = read_records(padded_run, "train")[-1]
+    record = read_metrics(padded_run, "train")[-1]
     losses = {"mlm_loss": 3.0, "discriminator_loss": 0.2}
     learned = losses | {"auc_all": 0.9, "estimate_correlation": {"replaced": 0.5}}
     own = {name: value for name, value in record.items() if name not in ("kind", "step")} | learned

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine.test_checkpoint import sign
 from tests.pretrain.test_supervise import rank_of
@@ -187,7 +187,7 @@ def test_a_loss_spike_is_reported_and_counted(
     output = alone(launch, shards_folder, folder).ended(0)
     (warning,) = [line for line in output.splitlines() if "is a spike" in line and "step 81:" in line]
     assert warning.startswith("WARNING: step 81: loss ") and "the last 64 steps had" in warning
-    spikes = [record["loss_spikes"] for record in read_records(folder, "train")]
+    spikes = [record["loss_spikes"] for record in read_metrics(folder, "train")]
     assert spikes[79] == 0 and spikes[80] == 1
     print(warning)
 
@@ -204,7 +204,7 @@ def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Pa
             time.sleep(seconds)
         last = read_complete(folder)[-1]["step"]
     run.ended(0)
-    held = [record for record in read_records(folder, "train") if first < record["step"] < last]
+    held = [record for record in read_metrics(folder, "train") if first < record["step"] < last]
     assert sum(record["slowest_rank"] == 1 for record in held) > 0.6 * len(held)
     assert "slowest rank 1" in run.output
 

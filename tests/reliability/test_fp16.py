@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.presets import preset
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from tests.pretrain.training.test_train import losses, run_arguments
 from tests.reliability.runs import as_killed_after, checkpoint_of
 from tests.warm import Warm, outputs, two_ranks
@@ -57,7 +57,7 @@ def fp32(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
     folder = tmp_path_factory.mktemp("fp32") / "run"
     arguments = run_arguments(shards_folder, folder, *CHANGES, "optim.lr=1e-30")
     outputs([Warm(*arguments, "--deepspeed_config", "zero0_fp32")])
-    return read_records(folder, "train")
+    return read_metrics(folder, "train")
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -66,7 +66,7 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 @Stages
 def test_an_overflow_halves_the_scale_after_the_first_and_changes_no_weight(whole: Run, stage: int) -> None:
-    records = read_records(whole(stage), "train")
+    records = read_metrics(whole(stage), "train")
     assert [record["loss_scale"] for record in records] == SCALES + [2.0**11] * (STEPS - SKIPPED)
     assert [record["skipped"] for record in records] == [*range(1, SKIPPED + 1), *[SKIPPED] * (STEPS - SKIPPED)]
     first, last = weights(whole(stage), 1), weights(whole(stage), SKIPPED)
@@ -77,7 +77,7 @@ def test_an_overflow_halves_the_scale_after_the_first_and_changes_no_weight(whol
 
 @Stages
 def test_the_schedule_follows_updates_and_the_data_steps(whole: Run, stage: int) -> None:
-    records = read_records(whole(stage), "train")
+    records = read_metrics(whole(stage), "train")
     run = preset("tiny")
     run = run.model_copy(update={"optim": run.optim.model_copy(update={"steps": STEPS, "warmup_steps": 4})})
     assert [record["learning_rate"] for record in records[SKIPPED:]] == [
@@ -93,18 +93,18 @@ def test_the_gradient_is_unscaled_and_clipped(whole: Run, stage: int) -> None:
     moments = load_file(checkpoint_of(whole(stage), SKIPPED + 1) / "optimizer.safetensors")
     square = sum(float(moment.double().square().sum()) for name, moment in moments.items() if "exp_avg/" in name)
     run = preset("tiny")
-    assert read_records(whole(stage), "train")[SKIPPED]["gradient_norm"] > 10 * run.optim.gradient_clipping
+    assert read_metrics(whole(stage), "train")[SKIPPED]["gradient_norm"] > 10 * run.optim.gradient_clipping
     assert math.sqrt(square) / (1 - run.optim.betas[0]) == pytest.approx(run.optim.gradient_clipping, rel=1e-3)
 
 
 @Stages
 def test_every_stage_trains_like_fp32(whole: Run, stage: int, fp32: list[dict[str, float]]) -> None:
     """The norm is compared before the first update, where both have the same weights."""
-    records = read_records(whole(stage), "train")
+    records = read_metrics(whole(stage), "train")
     assert records[SKIPPED]["gradient_norm"] == pytest.approx(fp32[SKIPPED]["gradient_norm"], rel=1e-2)
     assert records[SKIPPED]["discriminator_loss"] == pytest.approx(fp32[SKIPPED]["discriminator_loss"], rel=1e-2)
     for name in ("discriminator_loss", "gradient_norm"):
-        series = [[record[name] for record in read_records(whole(each), "train")[SKIPPED:]] for each in (stage, 1)]
+        series = [[record[name] for record in read_metrics(whole(each), "train")[SKIPPED:]] for each in (stage, 1)]
         assert series[0] == pytest.approx(series[1], rel=2e-2)
     assert records[-1]["discriminator_loss"] < 0.98 * records[0]["discriminator_loss"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import VARIANTS
 from tests.pretrain.training.test_train import finished, run_arguments
@@ -38,7 +38,7 @@ def plain(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch:
 
 
 def values(folder: Path, name: str) -> list[float]:
-    return [record[name] for record in read_records(folder, "train")]
+    return [record[name] for record in read_metrics(folder, "train")]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid
 from pretrain.engine.plain import MOMENTS
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
 from tests.reliability.phases_worker import STAGES
 from tests.reliability.runs import Launch
@@ -54,7 +54,7 @@ def test_a_run_of_length_128_goes_on_at_256_and_is_bitwise_resumed_when_killed(
     assert state_of(two).adam_steps == 36
     weights = state_of(two).weights
     assert [len(weights[name]) for name in weights if name.endswith("position_embeddings.weight")] == [256]
-    (first, *_), (*_, before) = read_records(two, "train"), read_records(one, "train")
+    (first, *_), (*_, before) = read_metrics(two, "train"), read_metrics(one, "train")
     assert first["discriminator_loss"] == pytest.approx(before["discriminator_loss"], rel=0.25)
 
     process = launch(0, *command[1], *kept)

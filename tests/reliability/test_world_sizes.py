@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from tests.pretrain.training.test_train import wait_for_step
 from tests.reliability.runs import STEPS, Heard, Launch, alone, checkpoint_of, on_two_ranks
 
@@ -33,7 +33,7 @@ def test_a_run_from_two_ranks_to_one_and_back_has_the_same_samples_and_losses(
     stopped_at(70, alone(launch, shards_folder, moved, *FP32, also=NO_DROPOUT), moved)
     on_two_ranks(launch, shards_folder, moved, *FP32, also=NO_DROPOUT).ended(0)
     assert checkpoint_of(moved, STEPS).is_dir()
-    expected, seen = (read_records(folder, "train") for folder in (whole, moved))
+    expected, seen = (read_metrics(folder, "train") for folder in (whole, moved))
     assert [record["step"] for record in seen] == [*range(1, STEPS + 1)]
     assert [record["tokens"] for record in seen] == [record["tokens"] for record in expected], "other samples"
     for name in ("generator_loss", "discriminator_loss"):

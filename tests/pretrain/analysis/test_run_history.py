@@ -12,7 +12,7 @@ from foundation.locks import Lock
 from pretrain.analysis.run_history import nearest_preset, read_history, read_log, value_of
 from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.presets import SMALL, TINY
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from tests.pretrain.analysis.runs import write_run
 
 
@@ -25,7 +25,7 @@ def write_lines(path: Path, count: int) -> Path:
 def test_a_short_log_is_read_like_in_the_run_itself(tmp_path: Path) -> None:
     write_run(tmp_path, 10, 20, 30)
     log = read_log(tmp_path / "metrics.jsonl")
-    assert log.train == read_records(tmp_path, "train") and log.held_out == read_records(tmp_path, "held_out")
+    assert log.train == read_metrics(tmp_path, "train") and log.held_out == read_metrics(tmp_path, "held_out")
     assert log.damaged == 0
 
 

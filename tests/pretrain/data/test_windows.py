@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrain.data.windows import Windows
+from pretrain.data.windows import ShardWindows
 
 SEQUENCES = [7, 0, 3, 11, 1, 5, 9, 4, 2, 8]
 SIZE = sum(SEQUENCES)
@@ -16,7 +16,7 @@ def shard_of(index_B: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("window", [1, 3, 4, 10, 99])
 def test_an_epoch_reads_each_sequence_once_and_leaves_a_window_only_when_it_is_finished(window: int) -> None:
-    order = Windows(SEQUENCES, window, seed=5)
+    order = ShardWindows(SEQUENCES, window, seed=5)
     for epoch in range(20):
         index_B = order.sequences(np.arange(SIZE), epoch)
         assert sorted(index_B) == list(range(SIZE))
@@ -32,7 +32,7 @@ def test_an_epoch_reads_each_sequence_once_and_leaves_a_window_only_when_it_is_f
 
 @pytest.mark.parametrize("window", [1, 3, 4, 99])
 def test_the_shards_of_any_samples_are_those_named_as_needed_and_then_the_next_window(window: int) -> None:
-    order = Windows(SEQUENCES, window, seed=2)
+    order = ShardWindows(SEQUENCES, window, seed=2)
     number_B = np.arange(4 * SIZE)
     epoch_B, place_B = np.divmod(number_B, SIZE)
     index_B = np.concatenate([order.sequences(place_B[epoch_B == epoch], epoch) for epoch in range(4)])
@@ -47,17 +47,17 @@ def test_the_shards_of_any_samples_are_those_named_as_needed_and_then_the_next_w
 
 
 def test_a_sample_depends_on_seed_epoch_and_place_only() -> None:
-    whole = Windows(SEQUENCES, 3, seed=5).sequences(np.arange(SIZE), 6)
-    order = Windows(SEQUENCES, 3, seed=5)
+    whole = ShardWindows(SEQUENCES, 3, seed=5).sequences(np.arange(SIZE), 6)
+    order = ShardWindows(SEQUENCES, 3, seed=5)
     assert [int(order.sequences(np.array([place]), 6)[0]) for place in range(SIZE)] == whole.tolist()
     orders = {
-        tuple(Windows(SEQUENCES, 3, seed).sequences(np.arange(SIZE), epoch)) for seed in (1, 2) for epoch in (0, 1)
+        tuple(ShardWindows(SEQUENCES, 3, seed).sequences(np.arange(SIZE), epoch)) for seed in (1, 2) for epoch in (0, 1)
     }
     assert len(orders) == 4
 
 
 def test_the_shards_of_a_window_are_mixed() -> None:
-    index_B = Windows([100] * 8, 4, seed=1).sequences(np.arange(400), 0)
+    index_B = ShardWindows([100] * 8, 4, seed=1).sequences(np.arange(400), 0)
     counts = np.histogram2d(np.arange(400) // 100, np.searchsorted(np.unique(index_B // 100), index_B // 100), bins=4)[
         0
     ]

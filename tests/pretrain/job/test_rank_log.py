@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pretrain.job.processes import World
-from pretrain.job.rank_log import EndRecord, Reason, first_cause, read_records, write_record
+from pretrain.job.rank_log import EndRecord, Reason, first_cause, read_ends, write_record
 from pretrain.job.watchdog import Watchdog
 from tests.conftest import REPOSITORY
 
@@ -164,7 +164,7 @@ def test_a_rank_without_a_reason_was_probably_killed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     write_record(tmp_path, EndRecord.of(3)._replace(reason="hang", sentence="no progress"))
     write_record(tmp_path, EndRecord.of(3))
-    (record,) = read_records(tmp_path)
+    (record,) = read_ends(tmp_path)
     assert (record.name, record.process) == (f"rank 3 on {socket.gethostname()}", os.getpid())
     assert record.sentence == "exited without a message (probably killed)"
 
@@ -173,14 +173,14 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     record = EndRecord.of(3)._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
     write_record(tmp_path, record)
-    assert read_records(tmp_path) == [record]
+    assert read_ends(tmp_path) == [record]
 
 
 def test_a_rank_whose_folder_cannot_be_written_still_ends(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no folder")
     watchdog = Watchdog(World(0, 1, torch.device("cpu")), 600, tmp_path)
     watchdog.record("done", 0, "ended with exit code 0")
-    assert read_records(tmp_path) == []
+    assert read_ends(tmp_path) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": 0}', '{"rank": 0, "later": 1}', "\udcff"], ids=ascii)
@@ -188,4 +188,4 @@ def test_a_damaged_record_is_ignored(text: str, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0000.json").write_bytes(os.fsencode(text))
     write_record(tmp_path, EndRecord.of(1))
-    assert [record.rank for record in read_records(tmp_path)] == [1]
+    assert [record.rank for record in read_ends(tmp_path)] == [1]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pretrain.job.processes import World
-from pretrain.job.rank_log import first_cause, read_records
+from pretrain.job.rank_log import first_cause, read_ends
 from pretrain.job.watchdog import BEAT, Watchdog
 from tests.conftest import REPOSITORY, free_port
 from tests.pretrain.job.watchdog_worker import BAD_STEP, HANG_TIMEOUT
@@ -50,10 +50,10 @@ def hangs(how: str, folder: Path) -> None:
     assert processes[0].returncode == 1
     assert "rank 1 on " in said and f"after step {BAD_STEP}" in said, said
     assert "all_reduce" in said  # the place where it was waiting itself
-    record = read_records(folder)[0]
+    record = read_ends(folder)[0]
     assert (record.exit_code, record.step) == (1, BAD_STEP) and "rank 1 on " in record.sentence, record
     if how == "is frozen":
-        cause = first_cause(read_records(folder))
+        cause = first_cause(read_ends(folder))
         assert cause and cause.rank == 1
     else:
         ended(processes[1], within=6 * HANG_TIMEOUT)
@@ -67,7 +67,7 @@ def is_killed(how: str, killed: int, folder: Path) -> None:
     survivor.terminate()  # as its launcher does, before it has printed the reason
     said = ended(survivor, within=6 * HANG_TIMEOUT)
     assert survivor.returncode == 1
-    records = read_records(folder)
+    records = read_ends(folder)
     assert f"lost the connection to {records[killed].name} (after " in said
     assert f"; failed after step {BAD_STEP}: " in said
     log = (folder / "logs" / f"rank-000{1 - killed}.log").read_text()
@@ -85,7 +85,7 @@ def raises(folder: Path) -> None:
     # Which of the two times, equal here, is over first is open; in a run a minute of silence comes before a hang.
     assert ("not heard from for 5 s: rank 1 on " in said or "elsewhere: rank 1 on " in said) and "(after step " in said
     assert "Traceback" in ended(processes[1], within=6 * HANG_TIMEOUT)
-    waited, failed = read_records(folder)
+    waited, failed = read_ends(folder)
     assert waited.reason in ("lost", "hang") and failed.reason == "error" and first_cause([waited, failed]) == failed
     assert failed.sentence == f"failed after step {BAD_STEP}: OSError: no space left on device"
 

@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretrain.runs.curves import WRITERS, Curves, Histogram, TensorBoard
-from pretrain.runs.log import FIRST_TO_GO, LEGEND, SHOWN, WIDTH, RunLog, log_line, read_records
+from pretrain.runs.log import FIRST_TO_GO, LEGEND, SHOWN, WIDTH, RunLog, log_line, read_metrics
 from tests.pretrain.conftest import fill
 
 VALUES = {"discriminator_loss": 0.41, "discriminator_entropy": 0.43, "tokens_per_second": 12345.0}
@@ -20,7 +20,7 @@ def test_a_record_is_written_to_file_terminal_and_tensorboard(
     log = RunLog(tmp_path, step=0, total_steps=100)
     log.write("train", 10, VALUES)
     log.close()
-    assert read_records(tmp_path, "train") == [{"kind": "train", "step": 10, **VALUES}]
+    assert read_metrics(tmp_path, "train") == [{"kind": "train", "step": 10, **VALUES}]
     line = capsys.readouterr().out
     assert line.startswith("step 10/100  L_D 0.410/0.430  12.3k tok/s  ") and line.endswith(" left\n")
     board = EventAccumulator(str(tmp_path))
@@ -35,9 +35,9 @@ def test_a_resumed_run_discards_records_after_its_checkpoint(tmp_path: Path) -> 
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # truncated by a kill
-    assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20, 30]  # even before any resume
+    assert [record["step"] for record in read_metrics(tmp_path, "train")] == [10, 20, 30]  # even before any resume
     RunLog(tmp_path, step=20, total_steps=100).close()
-    assert [record["step"] for record in read_records(tmp_path, "train")] == [10, 20]
+    assert [record["step"] for record in read_metrics(tmp_path, "train")] == [10, 20]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
@@ -47,9 +47,9 @@ def test_a_resumed_run_discards_records_after_its_checkpoint(tmp_path: Path) -> 
 def test_a_line_that_is_no_record_is_no_record_for_a_reader_or_a_resume(line: str, tmp_path: Path) -> None:
     content = f'{{"kind": "train", "step": 1}}\n{{"step": 2}}\n{line}\n'
     (tmp_path / "metrics.jsonl").write_bytes(content.encode(errors="surrogateescape"))
-    assert read_records(tmp_path, "train") == [{"kind": "train", "step": 1}]
+    assert read_metrics(tmp_path, "train") == [{"kind": "train", "step": 1}]
     RunLog(tmp_path, step=2, total_steps=100).close()
-    assert read_records(tmp_path, "train") == [{"kind": "train", "step": 1}]
+    assert read_metrics(tmp_path, "train") == [{"kind": "train", "step": 1}]
 
 
 def test_nested_values_are_nested_in_the_file(tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_nested_values_are_nested_in_the_file(tmp_path: Path) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100)
     log.write("held_out", 10, values)
     log.close()
-    assert read_records(tmp_path, "held_out") == [{"kind": "held_out", "step": 10, **values}]
+    assert read_metrics(tmp_path, "held_out") == [{"kind": "held_out", "step": 10, **values}]
 
 
 def test_an_example_is_recorded_and_shown_in_tensorboard(tmp_path: Path) -> None:
     log = RunLog(tmp_path, step=0, total_steps=100)
     log.write_example(20, "[CLS] [cat->dog]! [SEP]", {"log_ratio": Histogram([-1.0, 0.0, 1.0], [0.0, 5.0])})
     log.close()
-    assert read_records(tmp_path, "example") == [{"kind": "example", "step": 20, "text": "[CLS] [cat->dog]! [SEP]"}]
+    assert read_metrics(tmp_path, "example") == [{"kind": "example", "step": 20, "text": "[CLS] [cat->dog]! [SEP]"}]
     board = EventAccumulator(str(tmp_path))
     board.Reload()
     assert [event.step for event in board.Tensors("Example/example/train/text_summary")] == [20]
@@ -114,7 +114,7 @@ def test_records_wait_while_the_disk_is_full_and_a_warning_is_printed(
     for step in range(12, 14):
         log.write("train", step, VALUES)
     log.close()
-    assert [record["step"] for record in read_records(small_disk, "train")] == [*range(1, 14)]
+    assert [record["step"] for record in read_metrics(small_disk, "train")] == [*range(1, 14)]
     drawn: set[int] = set()
     for path in small_disk.glob("events.*"):
         board = EventAccumulator(str(path))

@@ -31,7 +31,7 @@ from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.runs.curves import curve_name, curves_of
 from pretrain.runs.folder import CHECKPOINTS, data_of, flat, read_run
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from pretrain.runs.models import load_checkpoint
 from pretrain.training.start import build_training, measured_machine
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
@@ -79,8 +79,8 @@ def watched(run: Run) -> Path:
 def test_distributions_and_histograms_cover_only_their_own_step(run: Run, watched: Path) -> None:
     """The values are bitwise equal whether or not `histogram_every` is a divisor of `log_every`."""
     crossed = run("hp_loss", "log_every=3", "histogram_every=2")
-    expected = {record["step"]: record for record in read_records(watched, "train")}
-    records = read_records(crossed, "train")
+    expected = {record["step"]: record for record in read_metrics(watched, "train")}
+    records = read_metrics(crossed, "train")
     assert [record["step"] for record in records] == [3, 6]
     for record in records:
         for name in ("max_probability", "entropy", "auc_all", "ratio_p99", "estimate_correlation"):
@@ -100,15 +100,15 @@ def board_of(folder: Path) -> Any:
 
 def test_watching_does_not_change_training_by_a_bit(run: Run, watched: Path) -> None:
     alone = run("hp_loss", "log_every=100", "histogram_every=100")
-    assert [record["step"] for record in read_records(alone, "train")] == [STEPS]
+    assert [record["step"] for record in read_metrics(alone, "train")] == [STEPS]
     for step in (3, STEPS):
         ours, theirs = (
             load_file(folder / f"checkpoints/step-{step:08}/weights.safetensors") for folder in (watched, alone)
         )
         assert all(ours[name].equal(theirs[name]) for name in ours | theirs)
-    for ours, theirs in zip(*(read_records(folder, "held_out") for folder in (watched, alone)), strict=True):
+    for ours, theirs in zip(*(read_metrics(folder, "held_out") for folder in (watched, alone)), strict=True):
         assert ours == theirs
-    seen, silent = read_records(watched, "train"), read_records(alone, "train")[0]
+    seen, silent = read_metrics(watched, "train"), read_metrics(alone, "train")[0]
     tokens = sum(record["tokens"] for record in seen)
     assert tokens == silent["tokens"]
     mean = sum(record["discriminator_loss"] * record["tokens"] for record in seen) / tokens
@@ -118,7 +118,7 @@ def test_watching_does_not_change_training_by_a_bit(run: Run, watched: Path) -> 
 def test_every_number_in_the_file_is_in_tensorboard_under_its_name(watched: Path) -> None:
     board, seen = board_of(watched), set()
     for kind in ("train", "held_out"):
-        for record in read_records(watched, kind):
+        for record in read_metrics(watched, kind):
             values = {name: part for name, part in record.items() if name not in ("kind", "step")}
             scalars, histograms, _ = curves_of(kind, values)
             for name, value in scalars.items():
@@ -133,7 +133,7 @@ def test_every_number_in_the_file_is_in_tensorboard_under_its_name(watched: Path
 
 def test_every_number_of_the_file_is_explained_in_the_reference(watched: Path) -> None:
     table = (REPOSITORY / "docs" / "reference" / "run_folder.md").read_text()
-    names = {name for kind in ("train", "held_out") for record in read_records(watched, kind) for name in record}
+    names = {name for kind in ("train", "held_out") for record in read_metrics(watched, kind) for name in record}
     assert {"gradient_norm", "epoch"} <= names
     assert not {name for name in names - {"kind", "step", "tokens"} if f"`{name}" not in table}
 
@@ -141,14 +141,14 @@ def test_every_number_of_the_file_is_explained_in_the_reference(watched: Path) -
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_memory_is_the_peak(watched: Path) -> None:
-    records = read_records(watched, "train")
+    records = read_metrics(watched, "train")
     peaks = [record["gpu_memory_gb"] for record in records]
     assert 0 < peaks[0] <= peaks[-1] == torch.cuda.max_memory_allocated() / 1e9
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_its_memory_is_not_reported(watched: Path) -> None:
-    assert not [record for record in read_records(watched, "train") if "gpu_memory_gb" in record]
+    assert not [record for record in read_metrics(watched, "train") if "gpu_memory_gb" in record]
 
 
 NAMES = {
@@ -172,7 +172,7 @@ def test_every_objective_reports_the_quantities_it_has(given: str, run: Run, wat
     folder = watched if given == "hp_loss" else run(given, "histogram_every=2")
     groups = {"mlm": ["generator"]}.get(objective, list(NAMES)[: 2 + objective.startswith("hp_loss")])
     for kind in ("train", "held_out"):
-        record = {key: value for key, value in read_records(folder, kind)[-1].items() if key != "kind"}
+        record = {key: value for key, value in read_metrics(folder, kind)[-1].items() if key != "kind"}
         last = dict(flat(record, "/", lists=True))
         for group, names in NAMES.items():
             found = {name for name in names if name in last}
@@ -189,7 +189,7 @@ def test_every_objective_reports_the_quantities_it_has(given: str, run: Run, wat
 
 
 def test_held_out_accuracy_under_p_G_is_that_of_the_same_weights_as_an_ELECTRA(watched: Path) -> None:
-    record, held_out = read_records(watched, "held_out")[-1], open_held_out(*data_of(read_run(watched)))
+    record, held_out = read_metrics(watched, "held_out")[-1], open_held_out(*data_of(read_run(watched)))
     assert held_out is not None
     checkpoint = newest_valid(watched / CHECKPOINTS)
     assert checkpoint is not None
@@ -205,7 +205,7 @@ def test_held_out_accuracy_under_p_G_is_that_of_the_same_weights_as_an_ELECTRA(w
 
 
 def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
-    examples = read_records(watched, "example")
+    examples = read_metrics(watched, "example")
     assert [record["step"] for record in examples] == [2, 4, 6]
     assert all(record["text"].startswith("[CLS] ") and "->" in record["text"] for record in examples)
     assert len({record["text"] for record in examples}) == 3
@@ -216,7 +216,7 @@ def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
 def test_the_histogram_is_of_the_step_that_the_line_reports(watched: Path) -> None:
     """It covers both micro-batches of that step."""
     events = [board_of(watched).Histograms(f"Detection/logit/{name}/train")[0] for name in ("original", "replaced")]
-    tokens = {record["step"]: record["tokens"] for record in read_records(watched, "train")}
+    tokens = {record["step"]: record["tokens"] for record in read_metrics(watched, "train")}
     assert sum(event.histogram_value.num for event in events) == tokens[2]
 
 

@@ -23,7 +23,7 @@ from pretrain.job.watchdog import Watchdog
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.runs.folder import flat
-from pretrain.runs.log import read_records
+from pretrain.runs.log import read_metrics
 from pretrain.training.start import build_training, measured_machine
 from tests.pretrain.engine import graph_double
 from tests.pretrain.training.zero_worker import FORCED_STEPS, OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
@@ -102,7 +102,7 @@ def read_complete(folder: Path) -> list[dict[str, Any]]:
 
 def losses(folder: Path) -> list[dict[str, Any]]:
     """Every record without its times."""
-    records = [record for kind in ("train", "held_out") for record in read_records(folder, kind)]
+    records = [record for kind in ("train", "held_out") for record in read_metrics(folder, kind)]
     return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
 
 
@@ -144,7 +144,7 @@ def test_two_ranks_choose_the_masks_that_one_does(shards_folder: Path, tmp_path:
         precision = ("--deepspeed_config", "zero0_fp32")
         outputs(start(*arguments[: -len(settings)], *settings, "--objective", "samplers.floors:Uniform", *precision))
     one, two = (
-        [record["discriminator_loss"] for record in read_records(tmp_path / name, "train")] for name in ("one", "two")
+        [record["discriminator_loss"] for record in read_metrics(tmp_path / name, "train")] for name in ("one", "two")
     )
     assert len(one) == 130 and one == pytest.approx(two, rel=1e-4)
     (known, recent), (known_by_two, recent_by_two) = (token_losses(tmp_path / name, 130) for name in ("one", "two"))
@@ -172,7 +172,7 @@ def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, 
     assert "stopped on request after step 1;" in output and f"removed {folder}/stop" in output
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
     finished(launch(0, *run_arguments(shards_folder, folder)))
-    assert [record["step"] for record in read_records(folder, "train")] == list(range(1, 25))
+    assert [record["step"] for record in read_metrics(folder, "train")] == list(range(1, 25))
 
 
 @pytest.mark.long
@@ -234,7 +234,7 @@ def train_here(shards: Path, output: Path, *overrides: str) -> None:
 def test_a_single_rank_is_neither_compared_nor_timed(shards_folder: Path, tmp_path: Path) -> None:
     """Otherwise the events that time its forwards on a GPU would cost the host time."""
     train_here(shards_folder, tmp_path, "optim.steps=6", "optim.warmup_steps=1", "log_every=4")
-    assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_records(tmp_path, "train"))
+    assert not {"slowest_rank", "slowest_rank_seconds"} & set().union(*read_metrics(tmp_path, "train"))
 
 
 def test_a_step_is_read_after_the_next_backward_unless_something_is_due(
@@ -271,7 +271,7 @@ def test_a_resumed_run_with_graphs_equals_an_undisturbed_one_without(
         ours, theirs = load_file(file), load_file(eager / file.name)
         assert all(ours[name].equal(theirs[name]) for name in ours | theirs)
     ours, theirs = (
-        [{key: value for key, value in record.items() if key not in CLOCK} for record in read_records(folder, "train")]
+        [{key: value for key, value in record.items() if key not in CLOCK} for record in read_metrics(folder, "train")]
         for folder in (tmp_path / "graphs", tmp_path / "eager")
     )
     assert [record for record in ours if record["step"] != 4] == [record for record in theirs if record["step"] != 4]
@@ -327,7 +327,7 @@ def test_the_first_word_comes_without_waiting_for_a_log_line_and_only_once(
     said = capsys.readouterr().out
     (word,) = re.findall(r"^step 1/6  loss [\d.]+  [\d.]+ s per step  \d:\d\d:\d\d left$", said, re.M)
     assert said.index(word) < said.index("step 4/6  ")
-    assert [record["step"] for record in read_records(tmp_path, "train")] == [4, 6]
+    assert [record["step"] for record in read_metrics(tmp_path, "train")] == [4, 6]
 
 
 def test_a_finished_run_says_so_without_a_model(
