@@ -1,6 +1,7 @@
 """The report of `--dry_run`: a run's plan, its needs on this machine or another, and whether its hosts can train."""
 
 import argparse
+import math
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from foundation.progress import about
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.launcher import missing_tasks
 from pretrain.job.rank_log import printable_lines
-from pretrain.planning.estimates import GIB, Machine
+from pretrain.planning.estimates import GIB, LAUNCH, Machine
 from pretrain.planning.hosts import check_hosts
 from pretrain.planning.plan import Plan
 from pretrain.planning.plan_warnings import (
@@ -83,9 +84,12 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     memory = memory_of(plan, parameters, machine)
     parts = ", ".join(f"{name} {value / GIB:.2f}" for name, value in memory._asdict().items())
     yield f"memory      {sum(memory) / GIB:.1f} GiB per process, of {machine.memory / GIB:.1f}: {parts} (estimated)"
-    seconds, each = plan.seconds(machine, run.optim.steps), "each reaches" if plan.here.target.gpu else "it reaches"
+    seconds = plan.seconds(machine, run.optim.steps)
+    provided = f"{'each' if plan.here.target.gpu else 'it'} reaches {machine.source}"
+    if seconds == plan.seconds(machine._replace(flops=math.inf), run.optim.steps):
+        provided = f"its host launches an operation in {1e6 * LAUNCH:.0f} µs, which the GPU waits for"
     speed = f"{1e3 * seconds / run.optim.steps:,.0f} ms a step, on {machine.name} in {plan.here.deepspeed.precision}"
-    yield f"time        {about(seconds)}, {speed}, if {each} {machine.source}"
+    yield f"time        {about(seconds)}, {speed}, if {provided}"
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     yield (
         f"disk        {needed / GIB:.1f} GiB for checkpoints;"

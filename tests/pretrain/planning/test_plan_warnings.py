@@ -193,6 +193,15 @@ def test_the_papers_run_can_be_planned_for_a_gpu_on_a_machine_without_one(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_forecast_that_launches_decide_says_so(
+    shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for graphs, expected in (("auto", "each reaches 26% of 989"), ("off", "its host launches an operation in 45 µs")):
+        given = options(shards_folder, preset="base", output=tmp_path / "run", forecast="h100", graphs=graphs)
+        assert main(given) == 0
+        assert f"on 1 H100 in bf16, if {expected}" in capsys.readouterr().out
+
+
 def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
