@@ -34,7 +34,7 @@ from foundation.config import StrictConfig
 from foundation.markdown_table import markdown_table
 from pretrain.model.kernels import attention_kernels, elementwise_kernels, vocabulary_kernels
 from pretrain.model.kernels.triton_attention import settings
-from pretrain.model.kernels.triton_elementwise import GELU_COLUMNS, GELU_TILE, SUM_COLUMNS, SUM_ROWS, tile_of
+from pretrain.model.kernels.triton_elementwise import BOTH_TILE, GELU_COLUMNS, GELU_TILE, SUM_COLUMNS, SUM_ROWS, tile_of
 from pretrain.model.kernels.triton_vocabulary import ROWS
 from pretrain.model.kernels.triton_vocabulary import sizes as vocabulary_settings
 
@@ -110,10 +110,11 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
     for size in options.hidden_sizes:
         yield size, elementwise_kernels.column_sums, {"R": SUM_ROWS, "C": SUM_COLUMNS, "num_warps": 4}
         yield size, elementwise_kernels.gelu_backward, tile_of(GELU_COLUMNS, GELU_TILE)
-        for kernel in (elementwise_kernels.norm_forward, elementwise_kernels.norm_backward):
-            yield size, kernel, tile_of(size) | {"DROPOUT": True}
+        yield size, elementwise_kernels.norm_forward, tile_of(size) | {"DROPOUT": True}
+        yield size, elementwise_kernels.norm_backward, tile_of(size) | {"DROPOUT": True, "total_gradient": None}
         alone = {"DROPOUT": False, "seed": None, "residual": None, "bias": None}
         yield size, elementwise_kernels.norm_forward, tile_of(size) | alone
+        yield size, elementwise_kernels.norm_backward, tile_of(size, BOTH_TILE) | {"DROPOUT": True}
 
 
 def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture: int) -> tuple[str, ...]:

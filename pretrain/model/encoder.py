@@ -86,7 +86,8 @@ class ResidualOutput(nn.Module):
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
-        return self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
+        _, normal_TH = self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
+        return cast(Tensor, normal_TH)
 
 
 class TokenEmbeddings(nn.Module):

@@ -149,7 +149,7 @@ class ModernLayer(nn.Module):
         self.heads, self.attention_dropout = config.num_attention_heads, config.attention_probs_dropout_prob
         self.attn_norm = norm(config) if number else nn.Identity()
         self.attn = nn.ModuleDict({"Wqkv": matrix(H, 3 * H, config.initializer_range), "Wo": matrix(H, H, out)})
-        self.dropout = ops.Dropout(config.hidden_dropout_prob)
+        self.dropout = config.hidden_dropout_prob
         self.mlp_norm = norm(config)
         self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
 
@@ -158,8 +158,8 @@ class ModernLayer(nn.Module):
         query_BNLD, key_BNLD, value_BNLD = ops.rotary_heads(projected_BLX, rotation_2LD, self.heads)
         context_BNLD = bias.attend(query_BNLD, key_BNLD, value_BNLD, self.attention_dropout if self.training else 0.0)
         context_TH = packing.pack(context_BNLD.transpose(1, 2).flatten(2))
-        hidden_TH = hidden_TH + self.dropout(self.attn["Wo"](context_TH))
-        return hidden_TH + self.mlp["Wo"](ops.gated_gelu(self.mlp["Wi"](self.mlp_norm(hidden_TH))))
+        hidden_TH, normal_TH = self.mlp_norm(self.attn["Wo"](context_TH), hidden_TH, self.dropout)
+        return hidden_TH + self.mlp["Wo"](ops.gated_gelu(self.mlp["Wi"](normal_TH)))
 
 
 def rotation(length: int, head_size: int, theta: float, device: torch.device) -> Tensor:

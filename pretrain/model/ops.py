@@ -9,7 +9,7 @@ B batch, N heads, L length, D head size, T tokens.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -94,10 +94,11 @@ def look_up(ids_X: Tensor, table_VE: Tensor) -> Tensor:
 
 
 def norm_residual(
-    values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor, eps: float
-) -> Tensor:
-    """Returns LayerNorm(residual + dropout(values)), [X, H]."""
-    return layer_norm(residual_XH + (dropout(values_XH, p) if p else values_XH), weight_H, bias_H, eps)
+    values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns residual + dropout(values), and its LayerNorm, each [X, H]."""
+    total_XH = residual_XH + (dropout(values_XH, p) if p else values_XH)
+    return total_XH, layer_norm(total_XH, weight_H, bias_H, eps)
 
 
 def rotary_heads(values_BLX: Tensor, rotation_2LD: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,8 +141,8 @@ class Dropout(nn.Dropout):
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` over the last dimension, with a weight, that calls `layer_norm` or `norm_residual`."""
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, p: float = 0.0) -> Tensor:
-        """Normalizes the input or, given `residual`, residual + dropout(input, p)."""
+    def forward(self, input: Tensor, residual: Tensor | None = None, p: float = 0.0) -> Any:
+        """Normalizes the input; given `residual`, returns residual + dropout(input, p), and that normalized."""
         if residual is None:
             return layer_norm(input, self.weight, self.bias, self.eps)
         return norm_residual(input, residual, p if self.training else 0.0, self.weight, self.bias, self.eps)

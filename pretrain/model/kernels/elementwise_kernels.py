@@ -79,13 +79,14 @@ def norm_forward(
 
 @triton.jit
 def norm_backward(
-    gradient, total, weight, seed, mean, inverse, values_gradient, residual_gradient, partial,
+    total_gradient, gradient, total, weight, seed, mean, inverse, values_gradient, residual_gradient, partial,
     rows, columns, tiles, dropped, factor,
     R: tl.constexpr, C: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of residual and values, and those of weight and bias, summed over this program's tiles.
 
-    Without dropout, values and residual have the same gradient, which is written once.
+    Without dropout, values and residual have the same gradient, which is written once. `total_gradient` is what the sum
+    gets beside its LayerNorm's, if anything.
     """
     column_C = tl.arange(0, C)
     weight_C = tl.load(weight + column_C, mask=column_C < columns, other=0.0).to(tl.float32)
@@ -106,6 +107,8 @@ def norm_backward(
         along_R = tl.sum(gradient_RC * normal_RC, 1) / columns
         gradient_RC -= (tl.sum(gradient_RC, 1) / columns)[:, None] + normal_RC * along_R[:, None]
         gradient_RC *= inverse_R[:, None]
+        if total_gradient is not None:
+            gradient_RC += tl.load(total_gradient + place_RC, mask=inside_RC, other=0.0).to(tl.float32)
         tl.store(residual_gradient + place_RC, gradient_RC.to(residual_gradient.dtype.element_ty), mask=inside_RC)
         if DROPOUT:
             gradient_RC = tl.where(kept(seed, 0, row_R, 0, C, dropped), gradient_RC * factor, 0.0)

@@ -30,6 +30,8 @@ PROGRAMS = 512
 """Maximum programs that sum gradients of weights and biases; fixed, so that the order of the sums is fixed."""
 NORM_TILE, GELU_TILE, GELU_COLUMNS = 4096, 2048, 64
 """Values per tile, and columns of GELU's: the fastest tried on an H100. A row of LayerNorm is never split."""
+BOTH_TILE = 2048
+"""Values per tile of LayerNorm's backward if the sum has a gradient, too: with more, an H100 would spill registers."""
 SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 32, 128, 128
 """Tile and programs of sums over many rows."""
 LAST_ROWS, LAST_COLUMNS, FEW_ROWS = 256, 16, 1024
@@ -66,11 +68,12 @@ def linears(input_XI: Tensor, layers: Sequence[ops.Linear]) -> tuple[Tensor, ...
 
 
 def norm_residual(
-    values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor, eps: float
-) -> Tensor:
+    values_XH: Tensor, residual_XH: Tensor, p: float, weight_H: Tensor, bias_H: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     """Computes `ops.norm_residual`."""
-    if values_XH.dtype == torch.float64:
-        return F.layer_norm(residual_XH + F.dropout(values_XH, p), weight_H.shape, weight_H, bias_H, eps)
+    if values_XH.dtype == torch.float64 or torch.compiler.is_compiling():
+        total_XH = residual_XH + F.dropout(values_XH, p)
+        return total_XH, F.layer_norm(total_XH, weight_H.shape, weight_H, bias_H, eps)
     return _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps)
 
 
@@ -183,7 +186,7 @@ class _Linears(torch.autograd.Function):
 
 
 class _NormResidual(torch.autograd.Function):
-    """LayerNorm(residual + dropout(values)), or without residual LayerNorm(values)."""
+    """The sum residual + dropout(values), and its LayerNorm; without residual LayerNorm(values) alone."""
 
     @staticmethod
     def forward(
@@ -194,41 +197,48 @@ class _NormResidual(torch.autograd.Function):
         weight_H: Tensor,
         bias_H: Tensor | None,
         eps: float,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         values_RH = values_XH.flatten(0, -2).contiguous()
         residual_RH = None if residual_XH is None else residual_XH.flatten(0, -2).contiguous()
         (R, H), tile = values_RH.shape, tile_of(values_RH.shape[1])
         seed, *ctx.dropout = dropout_of(p, values_RH.device, BITS)
-        ctx.tile = tile | {"DROPOUT": seed is not None}
         total_RH = values_RH if residual_RH is None else torch.empty_like(values_RH)
         output_RH, (mean_R, inverse_R) = torch.empty_like(values_RH), values_RH.new_empty(2, R, dtype=torch.float32)
         kernels.norm_forward[(cdiv(R, tile["R"]),)](
             *(values_RH, residual_RH, weight_H, bias_H, seed, total_RH, output_RH, mean_R, inverse_R),
             *(R, H, *ctx.dropout, eps),
-            **ctx.tile,
+            **tile,
+            DROPOUT=seed is not None,
         )
         ctx.save_for_backward(total_RH, weight_H, seed, mean_R, inverse_R)
-        return output_RH.view_as(values_XH)
+        ctx.set_materialize_grads(False)  # ELECTRA does not use the sum
+        ctx.shape, output_XH = values_XH.shape, output_RH.view_as(values_XH)
+        return output_XH if residual_RH is None else (total_RH.view_as(values_XH), output_XH)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_XH: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients_XH: Tensor | None) -> tuple[Tensor | None, ...]:
         total_RH, weight_H, seed, mean_R, inverse_R = ctx.saved_tensors
-        (R, H), tiles = total_RH.shape, cdiv(len(total_RH), ctx.tile["R"])
-        gradient_RH = gradient_XH.flatten(0, -2).contiguous()
+        of_total_RH, gradient_RH = (
+            None if each is None else each.flatten(0, -2).contiguous() for each in (None, *gradients_XH)[-2:]
+        )
+        (R, H), drops = total_RH.shape, seed is not None
+        tile = tile_of(H, NORM_TILE if of_total_RH is None else BOTH_TILE)
+        tiles = cdiv(R, tile["R"])
         residual_gradient_RH = torch.empty_like(total_RH)
-        values_gradient_RH = torch.empty_like(total_RH) if ctx.tile["DROPOUT"] else residual_gradient_RH
+        values_gradient_RH = torch.empty_like(total_RH) if drops else residual_gradient_RH
         partial_P2H = mean_R.new_empty(min(PROGRAMS, tiles), 2, H)
         kernels.norm_backward[(len(partial_P2H),)](
-            *(gradient_RH, total_RH, weight_H, seed, mean_R, inverse_R),
+            *(of_total_RH, gradient_RH, total_RH, weight_H, seed, mean_R, inverse_R),
             *(values_gradient_RH, residual_gradient_RH, partial_P2H, R, H, tiles, *ctx.dropout),
-            **ctx.tile,
+            **tile,
+            DROPOUT=drops,
         )
         weight_gradient_H, bias_gradient_H = column_sums(partial_P2H.flatten(1)[None], weight_H.dtype).view(2, H)
         _, of_residual, _, _, of_bias, _ = ctx.needs_input_grad
         return (
-            values_gradient_RH.view_as(gradient_XH),
-            residual_gradient_RH.view_as(gradient_XH) if of_residual else None,
+            values_gradient_RH.view(ctx.shape),
+            residual_gradient_RH.view(ctx.shape) if of_residual else None,
             None,
             weight_gradient_H,
             bias_gradient_H if of_bias else None,

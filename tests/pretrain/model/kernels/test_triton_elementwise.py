@@ -1,5 +1,7 @@
 """Claims about GELU and LayerNorm in Triton, whose kernels run interpreted on the CPU, against float64."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -74,7 +76,28 @@ def test_layer_norm_of_a_sum_is_that_of_float64(shape: tuple[int, ...], dtype: t
     values, residual, weight, bias = exact
     by_hand = results(F.layer_norm(residual + values, weight.shape, weight, bias, 1e-12), exact)
     values, residual, weight, bias = given
-    assert_close(results(norm_residual(values, residual, 0.0, weight, bias, 1e-12), given), by_hand, EXACT[dtype])
+    assert_close(results(norm_residual(values, residual, 0.0, weight, bias, 1e-12)[1], given), by_hand, EXACT[dtype])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 5, 48), torch.float32), ((70, 64), torch.float16), ((2, 3, 768), torch.bfloat16)],
+    ids=str,
+)
+def test_a_sum_and_its_layer_norm_without_a_bias_both_pass_their_gradients_on(
+    shape: tuple[int, ...], dtype: torch.dtype, p: float
+) -> None:
+    """As in a modern layer, which adds to the sum what it makes of the norm."""
+    given = leaves(shape, shape, shape[-1:], dtype=dtype)
+    factor = kept((math.prod(shape[:-1]), shape[-1]), p).view(shape)
+    exact = values, residual, weight = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    total = residual + values * factor
+    by_hand = results(total + 3 * F.layer_norm(total, weight.shape, weight, None, 1e-5), exact)
+    values, residual, weight = given
+    ours, normal = norm_residual(values, residual, p, weight, None, 1e-5)
+    assert_close((ours.detach(),), (total.detach(),), EXACT[dtype])
+    assert_close(results(ours + 3 * normal, given), by_hand, 2 * EXACT[dtype])
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -101,8 +124,8 @@ def test_rows_of_equal_values_give_finite_gradients() -> None:
         residual[:2] = 3.0
         residual[2:] = 1e4
         residual[3, 0] += 1e-3
-    ours = results(norm_residual(values, residual, 0.0, weight, bias, 1e-12), given)
-    plain = results(ops.norm_residual(values, residual, 0.0, weight, bias, 1e-12), given)
+    ours = results(norm_residual(values, residual, 0.0, weight, bias, 1e-12)[1], given)
+    plain = results(ops.norm_residual(values, residual, 0.0, weight, bias, 1e-12)[1], given)
     assert all(part.isfinite().all() for part in ours)
     assert torch.allclose(ours[0][:3], plain[0][:3])
 
@@ -113,7 +136,7 @@ def kept(shape: tuple[int, int], p: float) -> Tensor:
     values = torch.ones(shape).requires_grad_()
     residual, weight = torch.randn(shape), torch.randn(shape[1])
     torch.set_rng_state(state)
-    output = norm_residual(values, residual, p, weight, torch.zeros(shape[1]), 1e-12)
+    _, output = norm_residual(values, residual, p, weight, None, 1e-12)
     (gradient,) = torch.autograd.grad(output, values, torch.randn(shape))
     torch.set_rng_state(state)
     return (gradient != 0) / (1 - p)
@@ -125,7 +148,7 @@ def test_with_dropout_forward_and_backward_use_the_same_factors() -> None:
     exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
     total = exact[1] + exact[0] * factor
     by_hand = results(F.layer_norm(total, (96,), exact[2], exact[3], 1e-12), exact)
-    assert_close(results(norm_residual(values, residual, 0.25, weight, bias, 1e-12), given), by_hand, 1e-5)
+    assert_close(results(norm_residual(values, residual, 0.25, weight, bias, 1e-12)[1], given), by_hand, 1e-5)
 
 
 def test_dropout_keeps_the_right_share_and_rows_and_columns_differ() -> None:
@@ -170,7 +193,7 @@ def test_two_runs_have_the_same_bits_with_more_tiles_than_programs(monkeypatch: 
         torch.manual_seed(3)
         found.append(
             (
-                *results(norm_residual(values, residual, 0.1, weight, bias, 1e-12), given),
+                *results(norm_residual(values, residual, 0.1, weight, bias, 1e-12)[1], given),
                 *results(gelu_linear(*inner), inner),
             )
         )
