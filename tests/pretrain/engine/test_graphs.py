@@ -128,22 +128,23 @@ class Calls(TorchDispatchMode):
 
 
 def test_after_a_replay_nothing_is_done_for_each_parameter(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither hooks, copies and views nor a part of the norm; a replay itself is one call."""
+    """Neither hooks, copies and views nor a part of the norm, and nothing for a report; a replay itself is one call."""
     monkeypatch.setattr("pretrain.engine.deepspeed_patches.squared_norm", lambda parts: torch.stack(parts[:1]).sum())
     counts = []
     for layers in (1, 4):
         with pytest.MonkeyPatch.context() as patch:
             graph_double.install(patch)
+            patch.setattr(graph_double.CUDAGraph, "replay", lambda graph: None)
             engine = captured(
                 new_model("hp_loss", SMALL_MODEL.model_copy(update={"layers": layers})), batch, "zero1_bf16"
             )
-            patch.setattr(graph_double.CUDAGraph, "replay", lambda graph: None)
-            output = engine.forward(batch._make(map(torch.as_tensor, batch)))
-            with Calls() as calls:
-                engine.backward(output.loss)
-                engine.update(1e-3)
-            counts.append(calls.count)
-    assert counts[0] == counts[1] < 120
+            tensors = batch._make(map(torch.as_tensor, batch))
+            for entropies in (False, False, True):
+                with Calls() as calls:
+                    engine.backward(engine.forward(tensors, entropies=entropies).loss)
+                    engine.update(1e-3)
+                counts.append(calls.count)
+    assert len({*counts}) == 1 and counts[0] < 150
 
 
 def test_a_capture_that_fails_leaves_the_engine_to_eager_steps(batch: Batch, doubled: None) -> None:
