@@ -1,10 +1,10 @@
-"""Throughput of data preparation against three peers on the same real text.
+"""Throughput of data preparation against two peers on the same real text.
 
-    python bench/data_prep.py --input wiki_00 [--megatron Megatron-LM --electra electra --nltk_data nltk_data]
+    python bench/data_prep.py --input wiki_00 [--megatron Megatron-LM --nltk_data nltk_data]
 
-Ours is a complete run of build_shards. The peers are Hugging Face's encode_batch (tokenization only), Megatron-LM's
-tools/preprocess_data.py --split-sentences and google-research/electra's builder with its own tokenizer. The last two
-need checkouts, named on the command line (Megatron-LM core_v0.14.0 runs without a GPU; both need `six`).
+Ours is a complete run of build_shards. The peers are Hugging Face's encode_batch (tokenization only) and Megatron-LM's
+tools/preprocess_data.py --split-sentences, whose checkout the command line names (core_v0.14.0 runs without a GPU; it
+needs `six`).
 
 Each contender runs on a small text and on a large one: the difference gives its steady-state throughput, the small run
 its start-up time. Throughput is given per second of wall-clock time and per second of CPU time; on a busy machine
@@ -63,8 +63,6 @@ class BenchOptions(StrictConfig):
     """folder of a Punkt model (default: learn one)"""
     megatron: Path | None = None
     """checkout of NVIDIA/Megatron-LM"""
-    electra: Path | None = None
-    """checkout of google-research/electra"""
     nltk_data: Path | None = None
     """NLTK's data folder, for Megatron-LM"""
     workers: int = Field(2, ge=1)
@@ -250,7 +248,7 @@ def hugging_face(options: BenchOptions, work: Path) -> Command:
 
 
 def peers(options: BenchOptions, work: Path) -> Iterator[tuple[str, Command, dict[str, str]]]:
-    """Yields label, command and environment of each other tool whose checkout was given."""
+    """Yields label, command and environment of Megatron-LM if its checkout was given."""
     vocab = str(work / "tokenizer" / "vocab.txt")
     if options.megatron is not None:
         folder = options.megatron.resolve()
@@ -266,15 +264,6 @@ def peers(options: BenchOptions, work: Path) -> Iterator[tuple[str, Command, dic
             return [[*script, *words]] * 2  # its first run only splits sentences
 
         yield "Megatron-LM preprocess_data", megatron, {"PYTHONPATH": paths, "HOME": str(work)}
-    if options.electra is not None:
-        runner = [sys.executable, str(PEERS / "electra_builder.py"), str(options.electra.resolve())]
-        runner += ["--vocab-file", vocab, "--max-seq-length", str(options.seq_length)]
-        runner += ["--num-processes", str(options.workers)]
-
-        def electra(text: Text) -> list[list[str]]:
-            return [[*runner, "--corpus-dir", str(text.plain), "--output-dir", str(text.folder / "electra")]]
-
-        yield "google-research/electra builder", electra, {}
 
 
 def measure(

@@ -4,10 +4,9 @@
 
 Tokens include padding, as in a training step. Without a folder of shards, random shards are made. Training uses the
 preset `tiny` with plain ELECTRA's objective, the fastest model here, on all cores or the GPU: reading must be many
-times as fast. Also times opening the manifest of 10 TB of text, against Python's json on the same file.
+times as fast.
 """
 
-import json
 import sys
 import tempfile
 from itertools import count
@@ -25,7 +24,6 @@ from bench.models import fresh_model
 from bench.timing import median_seconds
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from data_prep.manifest import MANIFEST_NAME, load_manifest, save_manifest, sum_shards
 from data_prep.tokens import SPECIAL_TOKENS
 from foundation.command_line import run_command
 from foundation.config import StrictConfig
@@ -36,7 +34,6 @@ from pretrain.data.shards import Shards, open_shards
 from pretrain.presets import preset, with_objective
 
 TRAINING_STEPS = 3  # timed, after one that is not counted
-LARGE_SHARDS = 7_500  # of 1 GB: 10 TB of text at 4.4 bytes per word piece, stored as 2 bytes of id and 1.3 of masks
 
 
 class LoaderOptions(StrictConfig):
@@ -77,27 +74,10 @@ def report(folder: Path, options: LoaderOptions) -> None:
         f"  copying the bytes {copying / 1e6:8.1f} million tokens/s, {copying / reading:.1f} times as fast", flush=True
     )
     training = options.micro_batch_size * shards.manifest.seq_length / training_seconds(batches.step(0)[0], shards)
-    report_large_manifest(folder)
     print(
         f"  training on them  {training / 1e6:8.4f} million tokens/s;"
         f" reading is {reading / training:,.0f} times as fast"
     )
-
-
-def report_large_manifest(folder: Path) -> None:
-    """Prints the time to open a manifest of `LARGE_SHARDS` shards, which repeats the first shard of this folder."""
-    manifest = load_manifest(folder)
-    shards = [manifest.shards[0].model_copy(update={"name": f"shard-{number:05d}"}) for number in range(LARGE_SHARDS)]
-    totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
-    with tempfile.TemporaryDirectory() as name:
-        save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), Path(name))
-        path = Path(name) / MANIFEST_NAME
-        opening = median_seconds(lambda: load_manifest(Path(name)), 5)
-        parsing = median_seconds(lambda: json.loads(path.read_bytes()), 5)
-        print(
-            f"  a manifest of {LARGE_SHARDS:,} shards, {path.stat().st_size / 1e6:.1f} MB, is opened and "
-            f"checked in {1000 * opening:.0f} ms, {opening / parsing:.1f} times the time of Python's json"
-        )
 
 
 def training_seconds(batch: Batch, shards: Shards) -> float:
