@@ -13,11 +13,9 @@ ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 WORKDIR /source
 COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
 COPY electra_sampler electra_sampler
-COPY foundation foundation
 COPY data_prep data_prep
 COPY pretrain pretrain
 COPY finetune finetune
-COPY quickstart quickstart
 COPY samplers samplers
 COPY ds_configs ds_configs
 COPY hostfiles hostfiles

@@ -21,7 +21,7 @@ DEVELOPMENT := .venv/development
 .PHONY: quickstart test test-long check docs bench .venv
 
 quickstart: $(INSTALLED)
-	$(BIN)/python quickstart/run.py $(QUICKSTART)
+	$(BIN)/python electra_sampler/quickstart/run.py $(QUICKSTART)
 
 # Several workers keep all cores busy: threads that wait should sleep at once.
 test test-long: export OMP_WAIT_POLICY ?= passive

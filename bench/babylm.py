@@ -21,9 +21,9 @@ import torch
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from electra_sampler.foundation.command_line import POSITIONAL, run_command
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from finetune.scoring import Scorer, open_scorer
-from foundation.command_line import POSITIONAL, run_command
-from foundation.config import ConfigError, StrictConfig
 
 PACKAGE = "evaluation_pipeline.sentence_zero_shot"
 NOT_GROUPS = ("sentences", "completions", "prefixes", "label")

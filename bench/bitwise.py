@@ -18,9 +18,9 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.checkouts import REPOSITORY, run_in
-from foundation.command_line import run_command
-from foundation.config import StrictConfig
-from foundation.markdown_table import markdown_table
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.markdown_table import markdown_table
 
 SETTINGS = (
     "model.dropout=0.1",

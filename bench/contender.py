@@ -22,7 +22,7 @@ from bench.memory import peak_mb
 from bench.models import fresh_model, new_engine
 from bench.study.file import Preset
 from bench.timing import seconds_of
-from foundation.config import StrictConfig
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
 from pretrain.engine.graphs import replay_micro_batches

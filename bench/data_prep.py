@@ -40,8 +40,8 @@ from data_prep.sentences import PunktModel, find_model, sample_by_content, save_
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import SubwordTokenizer, open_tokenizer
-from foundation.command_line import run_command
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "bench" / "peers"
@@ -134,7 +134,7 @@ def with_stand_ins(options: BenchOptions, work: Path) -> BenchOptions:
     """Makes a corpus and a vocabulary if the default ones do not exist; returns options that name them."""
     if options.input == (DEFAULT_INPUT,) and not DEFAULT_INPUT.exists():
         print(f"{DEFAULT_INPUT} does not exist: using the documentation of the installed packages instead", flush=True)
-        corpus = ["quickstart/corpus.py", "--output", work / "corpus", "--task", work / "task"]
+        corpus = ["electra_sampler/quickstart/corpus.py", "--output", work / "corpus", "--task", work / "task"]
         run([[sys.executable, *map(str, corpus)]], None, options)
         options = options.model_copy(update={"input": (work / "corpus",)})
     if options.vocab == DEFAULT_VOCAB and not Path(DEFAULT_VOCAB).exists():

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench.batches import VOCABULARY, random_batch
 from bench.models import CONFIGS, fresh_model, new_engine
 from bench.timing import seconds_of
-from foundation.command_line import run_command
-from foundation.config import StrictConfig
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import open_shards

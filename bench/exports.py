@@ -14,15 +14,15 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from bench.checkouts import REPOSITORY, run_in
-from foundation.command_line import run_command
-from foundation.config import StrictConfig
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import StrictConfig
 
 PROGRAM = """
 import json, sys, tempfile
 from itertools import product
 from pathlib import Path
 import torch
-from foundation.files import file_sha256
+from electra_sampler.foundation.files import file_sha256
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, save

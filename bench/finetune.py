@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 if not __package__:  # run as a script: import from the repository, never from the script's own folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from electra_sampler.foundation.command_line import HIDDEN, run_command
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from finetune.config import GlueConfig, SquadConfig
 from finetune.glue.files import load_task
 from finetune.glue.tasks import TASKS, TaskData
 from finetune.presets import settings_for
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad
-from foundation.command_line import HIDDEN, run_command
-from foundation.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
     from finetune.running.model_folder import ModelFolder

@@ -18,7 +18,7 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from bench.gpu.calls import main
 from bench.gpu.parts import GpuOptions
-from foundation.command_line import run_command
+from electra_sampler.foundation.command_line import run_command
 
 if __name__ == "__main__":
     sys.exit(run_command(main, GpuOptions, __doc__))

@@ -27,7 +27,7 @@ from bench.contender import StepOptions
 from bench.matrix_rate import DTYPES
 from bench.timing import seconds_of
 from data_prep.masking import mask_size
-from foundation.command_line import run_command
+from electra_sampler.foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.model.distribution import Dense, inverse_cdf, largest
 from pretrain.model.kernels import cpu_ops

@@ -32,11 +32,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_prep.masking import mask_size
+from electra_sampler.foundation.command_line import POSITIONAL, run_command
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.files import write_atomically
 from finetune.minimal_pairs import KEYS, Pair, read_pairs
 from finetune.scoring import Scorer, batches_by_length, hidden, open_scorer
-from foundation.command_line import POSITIONAL, run_command
-from foundation.config import StrictConfig
-from foundation.files import write_atomically
 from pretrain.huggingface.export import export
 from pretrain.method.registry import GivenObjective
 from pretrain.runs.folder import read_run

@@ -25,9 +25,9 @@ from bench.timing import median_seconds
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.tokens import SPECIAL_TOKENS
-from foundation.command_line import run_command
-from foundation.config import StrictConfig
-from foundation.machine import cores
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.machine import cores
 from pretrain.config import with_overrides
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards, open_shards

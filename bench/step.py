@@ -26,8 +26,8 @@ from pydantic import Field
 
 from bench.contender import CONTENDERS, PEERS, Contender, Name, StepOptions, serve
 from bench.matrix_rate import matrix_rates
-from foundation.command_line import HIDDEN, run_command
-from foundation.files import write_atomically
+from electra_sampler.foundation.command_line import HIDDEN, run_command
+from electra_sampler.foundation.files import write_atomically
 from pretrain.job.processes import leave
 
 

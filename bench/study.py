@@ -27,10 +27,10 @@ from bench.study.commands import Commands, Sources
 from bench.study.file import Row, Study, read_study
 from bench.study.jobs import Jobs
 from bench.study.results import EXAMPLES, Results
-from foundation.command_line import POSITIONAL, run_command
-from foundation.config import ConfigError, StrictConfig, one_of
-from foundation.files import ROOT, require_folder
-from foundation.locks import Held, Lock
+from electra_sampler.foundation.command_line import POSITIONAL, run_command
+from electra_sampler.foundation.config import ConfigError, StrictConfig, one_of
+from electra_sampler.foundation.files import ROOT, require_folder
+from electra_sampler.foundation.locks import Held, Lock
 
 
 class StudyOptions(StrictConfig):

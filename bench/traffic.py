@@ -23,8 +23,8 @@ if not __package__:  # run as a script: import from the repository, never from t
 
 from pydantic import Field
 
-from foundation.command_line import HIDDEN, run_command
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.command_line import HIDDEN, run_command
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 
 if TYPE_CHECKING:
     from pretrain.job.processes import World

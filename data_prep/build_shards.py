@@ -52,10 +52,10 @@ from data_prep.sequences import TokenStream, build_sequences
 from data_prep.sources import Source, find_sources
 from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from data_prep.workers import Pool, start_pool
-from foundation.command_line import Group, Metavar, print_warning, printable, run_script
-from foundation.config import ConfigError, StrictConfig, counted, one_of
-from foundation.machine import cores
-from foundation.progress import duration
+from electra_sampler.foundation.command_line import Group, Metavar, print_warning, printable, run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, one_of
+from electra_sampler.foundation.machine import cores
+from electra_sampler.foundation.progress import duration
 
 _SAMPLE = 1_000_000  # bytes sampled by a dry run
 _PUNKT_SAMPLE = 4_000_000  # bytes read for Punkt

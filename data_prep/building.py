@@ -18,8 +18,8 @@ from data_prep.reading import Reader, hashed, text_digest
 from data_prep.shards import file_problems
 from data_prep.unpacking import can_seek, make_seek_index
 from data_prep.workers import Pool
-from foundation.config import ConfigError
-from foundation.progress import Progress
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.progress import Progress
 
 Place = tuple[int, int]
 """Where a shard's documents lie in the corpus: the index of the first, and their count."""

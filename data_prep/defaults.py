@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
 """Default paths of the user's text, tokenizer folder or vocab.txt, and shards."""
@@ -12,7 +12,7 @@ QUICKSTART = Path("data/quickstart")
 """Folder of the quickstart's data. The quickstart empties it when it starts, and touches no other data folder."""
 QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
 
-_TRY_QUICKSTART = "try the quickstart: python -m quickstart.run"
+_TRY_QUICKSTART = "try the quickstart: python -m electra_sampler.quickstart.run"
 
 
 def require_text(inputs: Sequence[Path]) -> None:

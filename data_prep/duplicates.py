@@ -31,7 +31,7 @@ from data_prep.minhash import BANDS, document_keys
 from data_prep.planning import Shard
 from data_prep.reading import Reader, hashed, text_digest
 from data_prep.workers import Pool
-from foundation.files import NewFile
+from electra_sampler.foundation.files import NewFile
 
 REASONS = ("duplicate", "near_duplicate")
 _KEYS = {"exact": 1, "near": 1 + BANDS}  # per document

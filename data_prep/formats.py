@@ -25,7 +25,7 @@ import regex
 
 from data_prep.sources import text_suffix
 from data_prep.unpacking import not_text, opened, unpacked
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 Boundary = Literal["blank_line", "file"]
 

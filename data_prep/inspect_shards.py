@@ -30,10 +30,10 @@ from data_prep.output import ShardRecord, load_record
 from data_prep.shards import IndexedFile, file_problems, tokenizer_problems
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, SubwordTokenizer
 from data_prep.workers import Pool, start_pool
-from foundation.command_line import POSITIONAL, printable, run_script
-from foundation.config import ConfigError, StrictConfig, counted
-from foundation.machine import cores
-from foundation.progress import Progress
+from electra_sampler.foundation.command_line import POSITIONAL, printable, run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted
+from electra_sampler.foundation.machine import cores
+from electra_sampler.foundation.progress import Progress
 
 _SHOWN = 20  # problems listed
 _BATCH = 4096  # sequences per batch

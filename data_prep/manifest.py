@@ -11,9 +11,9 @@ from data_prep.formats import Boundary, Reading
 from data_prep.sentences import Sentences
 from data_prep.sequences import Packing
 from data_prep.tokens import LARGEST_VOCABULARY, SpecialTokens
-from foundation.command_line import Group, print_warning, printable
-from foundation.config import ConfigError, StrictConfig, StrictRecord
-from foundation.files import sealed, unsealed, write_if_other
+from electra_sampler.foundation.command_line import Group, print_warning, printable
+from electra_sampler.foundation.config import ConfigError, StrictConfig, StrictRecord
+from electra_sampler.foundation.files import sealed, unsealed, write_if_other
 
 FORMAT_VERSION: Literal[2] = 2
 MANIFEST_NAME = "manifest.json"

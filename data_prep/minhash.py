@@ -22,7 +22,7 @@ import numpy as np
 from data_prep.curation.words import word_starts
 from data_prep.formats import Document
 from data_prep.reading import batches
-from foundation.ordering import scrambled
+from electra_sampler.foundation.ordering import scrambled
 
 BANDS = 16
 _ROWS = 7

@@ -29,9 +29,9 @@ from data_prep.manifest import (
 )
 from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
-from foundation.config import ConfigError, StrictRecord
-from foundation.files import make_folder, require_folder, sealed, unsealed, write_if_other
-from foundation.locks import Held, Lock
+from electra_sampler.foundation.config import ConfigError, StrictRecord
+from electra_sampler.foundation.files import make_folder, require_folder, sealed, unsealed, write_if_other
+from electra_sampler.foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
 CONTAMINATED_NAME = "contaminated.jsonl"

@@ -28,7 +28,7 @@ from data_prep.sentences import PUNKT_NAME, Punkt, load_model, split_sentences
 from data_prep.sequences import TokenStream, build_sequences
 from data_prep.shards import IndexedWriter, remove_files
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
-from foundation.files import TEMPORARY_SUFFIX
+from electra_sampler.foundation.files import TEMPORARY_SUFFIX
 
 _AT_ONCE = 1 << 19  # characters per batch of documents, and per call of the tokenizer
 _MOST_LISTED = 100  # contaminated documents listed per shard; the ledger counts all

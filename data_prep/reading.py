@@ -34,7 +34,7 @@ from data_prep.formats import (
 from data_prep.planning import Range, Shard
 from data_prep.sources import Source
 from data_prep.unpacking import DAMAGED, TOO_WIDE, index_path, open_seekable, opened, unpacked
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 CHUNK = 2_000_000  # bytes of text
 _BLOCK = 1 << 20  # bytes of text read at a time

@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import regex
 
-from foundation.config import ConfigError
-from foundation.files import write_if_other
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import write_if_other
 
 Sentences = Literal["punkt", "marks", "line"]
 PUNKT_NAME = "punkt"  # name of the model's folder inside a shard folder

@@ -18,9 +18,9 @@ import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
-from foundation.command_line import may_pass
-from foundation.config import ConfigError
-from foundation.files import NewFile, file_sha256, with_suffix, write_atomically
+from electra_sampler.foundation.command_line import may_pass
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import NewFile, file_sha256, with_suffix, write_atomically
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foundation.config import ConfigError
-from foundation.files import require_file_or_folder
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import require_file_or_folder
 
 HUB = "hub:"
 """Beginning of a dataset's name: `hub:OWNER/NAME[:CONFIGURATION][@REVISION]`."""

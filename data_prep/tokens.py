@@ -19,8 +19,8 @@ import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_prep.curation.words import IN_WORDS, WITHOUT_SPACES
-from foundation.config import ConfigError, StrictRecord
-from foundation.files import require_file_or_folder, write_if_other
+from electra_sampler.foundation.config import ConfigError, StrictRecord
+from electra_sampler.foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
 LARGEST_VOCABULARY = 1 << 16  # ids are stored as uint16

@@ -20,8 +20,8 @@ from data_prep.output import locked
 from data_prep.reading import sample_documents
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, FILES, LARGEST_VOCABULARY, SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
-from foundation.command_line import Group, printable, run_script
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.command_line import Group, printable, run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 
 _LEAST_COUNT = 2  # of a pair of pieces to be joined; the default of tokenizers' BertWordPieceTokenizer
 

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 from backports.zstd import ZstdDecompressor, ZstdError
 
 from data_prep.sources import Source
-from foundation.command_line import print_warning, printable
-from foundation.config import ConfigError
-from foundation.files import write_atomically
-from foundation.machine import cores
+from electra_sampler.foundation.command_line import print_warning, printable
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import write_atomically
+from electra_sampler.foundation.machine import cores
 
 DAMAGED = (EOFError, OSError, RuntimeError, lzma.LZMAError, zlib.error, ZstdError)
 """Errors that reading damaged compressed data raises."""

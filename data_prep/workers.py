@@ -9,7 +9,7 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import Any, TypeVar
 
-from foundation.command_line import print_warning
+from electra_sampler.foundation.command_line import print_warning
 
 _RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # set by Open MPI's mpirun; by MPICH's and Intel's
 

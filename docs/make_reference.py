@@ -16,11 +16,11 @@ if not __package__:  # run as a script: import from the repository, never from t
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from electra_sampler.commands import COMMANDS, PROGRAM
+from electra_sampler.foundation.command_line import parser_of
+from electra_sampler.foundation.markdown_table import markdown_table
+from electra_sampler.foundation.settings import Setting, settings
 from finetune.config import GlueConfig, SquadConfig
 from finetune.presets import settings_for
-from foundation.command_line import parser_of
-from foundation.markdown_table import markdown_table
-from foundation.settings import Setting, settings
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig

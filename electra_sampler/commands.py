@@ -7,9 +7,9 @@ import importlib
 import sys
 from importlib.metadata import version
 
-from foundation.command_line import EXIT_BAD_USAGE, print_problems, run_script
-from foundation.config import one_of, shown
-from foundation.files import ROOT
+from electra_sampler.foundation.command_line import EXIT_BAD_USAGE, print_problems, run_script
+from electra_sampler.foundation.config import one_of, shown
+from electra_sampler.foundation.files import SHIPPED
 
 PROGRAM = "electra-sampler"
 COMMANDS = {
@@ -29,7 +29,7 @@ COMMANDS = {
     "score": ("finetune.score", "score the words of any sentences, without fine-tuning"),
     "show": ("finetune.show", "show a model at work, on a page to type into"),
     "report": ("finetune.report", "compare fine-tuned scores with the paper's"),
-    "quickstart": ("quickstart.run", "run the whole pipeline on a small corpus, offline"),
+    "quickstart": ("electra_sampler.quickstart.run", "run the whole pipeline on a small corpus, offline"),
 }
 """Each command's module and line of help."""
 HELP = f"""usage: {PROGRAM} COMMAND [OPTIONS]
@@ -51,7 +51,7 @@ def main() -> int:
             print(PROGRAM, version(PROGRAM))
         case [] | ["--help" | "-h"]:
             commands = "\n".join(f"  {name:<16}{line}" for name, (_, line) in COMMANDS.items())
-            print(HELP.format(commands=commands, root=ROOT), end="")
+            print(HELP.format(commands=commands, root=SHIPPED), end="")
         case [name, *_]:
             print_problems([f"command: got {shown(name)}; {one_of(name, COMMANDS)}"])
             return EXIT_BAD_USAGE

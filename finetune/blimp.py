@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, Metavar, run_script
-from foundation.config import StrictConfig
+from electra_sampler.foundation.command_line import POSITIONAL, Metavar, run_script
+from electra_sampler.foundation.config import StrictConfig
 
 
 class BlimpOptions(StrictConfig):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, create_model
 
-from foundation.command_line import HIDDEN, Group, Metavar
-from foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, parse_override, shown
+from electra_sampler.foundation.command_line import HIDDEN, Group, Metavar
+from electra_sampler.foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, parse_override, shown
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from pydantic_core import from_json
 
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import require_file_or_folder, require_folder, require_own, write_atomically
+from electra_sampler.foundation.markdown_table import markdown_table
+from electra_sampler.foundation.stats import mean, resample
 from finetune.scoring import Kind, open_scorer
-from foundation.config import ConfigError
-from foundation.files import require_file_or_folder, require_folder, require_own, write_atomically
-from foundation.markdown_table import markdown_table
-from foundation.stats import mean, resample
 
 GROUPS = ("field", "term", "paradigm")
 KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")

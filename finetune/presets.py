@@ -7,8 +7,8 @@ Where the paper searches a grid, the default is the grid's value that google-res
 import itertools
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
-from foundation.config import ConfigError
 
 ModelSize = Literal["small", "base"]
 TaskConfig = TypeVar("TaskConfig", bound=FinetuneConfig)

@@ -6,9 +6,9 @@ python finetune/report.py RUNS... [--output FILE]
 from pathlib import Path
 from typing import Annotated
 
-from foundation.command_line import POSITIONAL, run_script
-from foundation.config import StrictConfig
-from foundation.files import require_own
+from electra_sampler.foundation.command_line import POSITIONAL, run_script
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.files import require_own
 
 
 class ReportOptions(StrictConfig):

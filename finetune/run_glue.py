@@ -7,8 +7,8 @@ One launch runs every task and seed, one after another; several at once, such as
 run is one line of OUTPUT/results.jsonl; the same command runs only what is missing. Tables: finetune/report.py.
 """
 
+from electra_sampler.foundation.command_line import run_script
 from finetune.config import GlueOptions
-from foundation.command_line import run_script
 
 
 def main(options: GlueOptions) -> None:

@@ -7,8 +7,8 @@ answers (predictions.json, n-best list, null odds, official metrics) in OUTPUT/p
 what is missing. Tables: finetune/report.py.
 """
 
+from electra_sampler.foundation.command_line import run_script
 from finetune.config import SquadOptions
-from foundation.command_line import run_script
 
 
 def main(options: SquadOptions) -> None:

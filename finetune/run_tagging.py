@@ -9,8 +9,8 @@ OUTPUT/results.jsonl, with its predictions in OUTPUT/predictions; the same comma
 finetune/report.py.
 """
 
+from electra_sampler.foundation.command_line import run_script
 from finetune.config import TaggingOptions
-from foundation.command_line import run_script
 
 
 def main(options: TaggingOptions) -> None:

@@ -18,9 +18,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_script
-from foundation.config import ConfigError, StrictConfig
-from foundation.files import read_file
+from electra_sampler.foundation.command_line import POSITIONAL, run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.files import read_file
 
 
 class ScoreOptions(StrictConfig):

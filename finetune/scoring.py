@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from electra_sampler.foundation.command_line import print_warning
+from electra_sampler.foundation.config import ConfigError, shown
 from finetune.running.model_folder import load_tokenizer
-from foundation.command_line import print_warning
-from foundation.config import ConfigError, shown
 from pretrain.huggingface.stored import SAMPLING, Sampling, Stored, family, read_stored
 from pretrain.model.kernels import cpu_ops
 from pretrain.runs.models import find_donors, is_run

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from electra_sampler.foundation.command_line import POSITIONAL, run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig, shown
 from finetune.score import bits
-from foundation.command_line import POSITIONAL, run_script
-from foundation.config import ConfigError, StrictConfig, shown
 
 if TYPE_CHECKING:
     from finetune.scoring import Scorer

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.ordering import key_of, permuted
+from electra_sampler.foundation.ordering import key_of, permuted
 from pretrain.job.processes import World
 
 IGNORED = -100

@@ -12,7 +12,16 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from data_prep.manifest import Manifest
 from data_prep.masking import COPIES_PER_SHUFFLE, MASK_RATE
-from foundation.config import MOST, ConfigError, Count, StrictConfig, did_you_mean, one_of, parse_override, shown
+from electra_sampler.foundation.config import (
+    MOST,
+    ConfigError,
+    Count,
+    StrictConfig,
+    did_you_mean,
+    one_of,
+    parse_override,
+    shown,
+)
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.electra import Detection
 from pretrain.method.objective import ObjectiveConfig

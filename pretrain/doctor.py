@@ -9,8 +9,8 @@ found, 2 not a run folder or too few steps to judge, 1 failed.
 from pathlib import Path
 from typing import Annotated
 
-from foundation.command_line import POSITIONAL, run_script
-from foundation.config import StrictConfig
+from electra_sampler.foundation.command_line import POSITIONAL, run_script
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
 EXIT_FINDINGS = 3

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_script
-from foundation.config import MOST, StrictConfig
+from electra_sampler.foundation.command_line import POSITIONAL, run_script
+from electra_sampler.foundation.config import MOST, StrictConfig
 from pretrain.method.registry import GivenObjective
 
 

@@ -17,9 +17,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, Metavar, run_script
-from foundation.config import ConfigError, StrictConfig
-from foundation.files import require_folder
+from electra_sampler.foundation.command_line import POSITIONAL, Metavar, run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.files import require_folder
 from pretrain.method.registry import GivenObjective
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import POSITIONAL, run_script
-from foundation.config import StrictConfig
+from electra_sampler.foundation.command_line import POSITIONAL, run_script
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.method.registry import GivenObjective
 
 MOST_RUNS = 6

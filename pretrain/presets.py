@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from foundation.config import ConfigError, one_of
+from electra_sampler.foundation.config import ConfigError, one_of
 from pretrain.config import RunConfig
 from pretrain.engine.optim import OptimConfig
 from pretrain.method.objective import ObjectiveConfig

@@ -5,7 +5,7 @@ deepspeed --num_gpus 2 pretrain/run.py --preset tiny
 python pretrain/run.py --dry_run
 """
 
-from foundation.command_line import run_script
+from electra_sampler.foundation.command_line import run_script
 from pretrain.planning.options import RunOptions
 
 

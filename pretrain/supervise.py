@@ -20,9 +20,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, POSITIONAL, parse_options, printable, run_script
-from foundation.config import ConfigError, StrictConfig, counted
-from foundation.locks import holder, still_held
+from electra_sampler.foundation.command_line import (
+    EXIT_BAD_USAGE,
+    EXIT_FAILED,
+    POSITIONAL,
+    parse_options,
+    printable,
+    run_script,
+)
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted
+from electra_sampler.foundation.locks import holder, still_held
 from pretrain.job.rank_log import LOGS, first_cause, printable_lines, rank_log, read_ends
 from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
 from pretrain.planning.options import RunOptions

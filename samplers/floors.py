@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Detection, DetectionConfig, Electra

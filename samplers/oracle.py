@@ -72,7 +72,7 @@ class Oracle(Sampler):
 def more_uniforms(batch: Batch, number: int) -> list[Tensor]:
     """Returns `number` further random numbers per masked position, each [B, K] like `uniforms_BK` and independent.
 
-    They are the first outputs of splitmix64, as in `foundation.ordering.mixed`, keyed by the position's two uniforms.
+    They are the first outputs of splitmix64, as in `ordering.mixed`, keyed by the position's two uniforms.
     The n-th does not depend on `number`.
     """
     key_BK = (batch.uniforms_BK * 2**24).long() << 24 | (batch.keep_uniforms_BK * 2**24).long()
@@ -86,7 +86,7 @@ def signed(value: int) -> int:
 
 
 def splitmix_(z_X: Tensor) -> Tensor:
-    """Hashes int64 numbers in place by the finalizer of splitmix64, as `foundation.ordering.mixed` does: int64's
+    """Hashes int64 numbers in place by the finalizer of splitmix64, as `ordering.mixed` does: int64's
     products wrap as uint64's do.
     """
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import get_type_hints
 
 from electra_sampler.commands import COMMANDS
+from electra_sampler.foundation.command_line import parser_of
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.settings import settings
 from finetune.config import GlueConfig, SquadConfig, TaggingConfig
-from foundation.command_line import parser_of
-from foundation.config import StrictConfig
-from foundation.settings import settings
 from pretrain.config import RunConfig
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.method.registry import BUILT_IN
@@ -22,7 +22,7 @@ from pretrain.presets import PAPER, TINY, with_objective
 from tests.conftest import REPOSITORY
 
 FROZEN = Path(__file__).with_name("growth.txt")
-PACKAGES = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune", "quickstart", "samplers")
+PACKAGES = ("electra_sampler", "data_prep", "pretrain", "finetune", "samplers")
 BESIDE = ("bench", "tests")
 
 

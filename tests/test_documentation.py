@@ -18,14 +18,14 @@ import pytest
 
 from docs.make_reference import REFERENCE, pages
 from electra_sampler.commands import COMMANDS
+from electra_sampler.foundation.command_line import parser_of
+from electra_sampler.quickstart.summary import Results, show, table
 from finetune.config import GlueOptions, SquadOptions
 from finetune.presets import settings_for
-from foundation.command_line import parser_of
 from pretrain.config import RunConfig, with_overrides
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.method.registry import load_objective
 from pretrain.presets import PRESETS, with_objective
-from quickstart.summary import Results, show, table
 from tests.conftest import REPOSITORY
 
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), REPOSITORY / "ds_configs/README.md"]
@@ -42,10 +42,7 @@ TYPED = (
 """First words of lines that a reader types."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 OVERRIDES = re.compile(r"--set((?: [\w.]+=[^\s`]+)+)")
-FOLDERS = (
-    "foundation electra_sampler data_prep pretrain samplers finetune quickstart ds_configs hostfiles cluster bench docs"
-    " tests"
-)
+FOLDERS = "electra_sampler data_prep pretrain samplers finetune ds_configs hostfiles cluster bench docs tests"
 NAMED_FILE = re.compile(rf"(?<![\w./-])(?:{FOLDERS.replace(' ', '|')})/[\w./]*\w(?![\w*])")
 NAMED_OTHERWISE = {"ds_configs/NAME.json", "hostfiles/NAME", "bench/results/NAME"}
 SCRIPTS = {module.replace(".", "/") + ".py": module for module, _ in COMMANDS.values()}
@@ -161,7 +158,7 @@ def printed(line: str) -> Iterator[bool]:
 
 def strings() -> Iterator[tuple[str, ...]]:
     """The strings of the code, each as its constant parts, between which it puts values."""
-    for package in ("foundation", "data_prep", "pretrain", "finetune"):
+    for package in ("electra_sampler", "data_prep", "pretrain", "finetune"):
         for path in REPOSITORY.glob(f"{package}/**/*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):

@@ -10,7 +10,7 @@ import pytest
 from tests import warm
 from tests.conftest import REPOSITORY, free_port
 
-PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
+PACKAGES = ("data_prep", "pretrain", "finetune", "electra_sampler/quickstart")
 SCRIPTS = [
     path.relative_to(REPOSITORY).as_posix()
     for package in PACKAGES
@@ -157,7 +157,9 @@ def test_an_unknown_option_is_named(script, tmp_path):
 @pytest.mark.parametrize("command", WRONG_PATHS)
 def test_a_nonexistent_path_is_named(command, folder):
     """The first of each package with heavy imports runs in a new interpreter: they print nothing either."""
-    new = command.startswith(("data_prep", "quickstart", "pretrain/run", "pretrain/page", "finetune/run_glue"))
+    new = command.startswith(
+        ("data_prep", "electra_sampler/quickstart", "pretrain/run", "pretrain/page", "finetune/run_glue")
+    )
     assert_one_clear_line((run if new else run_warm)(command, folder), "no/such")
 
 

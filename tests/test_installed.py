@@ -17,10 +17,14 @@ import yaml
 
 from electra_sampler.commands import COMMANDS
 from tests.conftest import REPOSITORY, free_port
-from tests.test_structure import PACKAGES, modules
+from tests.test_structure import modules
 
 (VERSION,) = re.findall(r"^version = (.*)$", (REPOSITORY / "setup.cfg").read_text(), re.MULTILINE)
-SHIPPED = (*PACKAGES, "ds_configs", "hostfiles")
+TOP = ("electra_sampler", "data_prep", "pretrain", "finetune")
+"""All that the wheel puts beside other projects' packages."""
+BELOW = ("samplers", "ds_configs", "hostfiles")
+"""At the checkout's top, and in the wheel below electra_sampler."""
+SHIPPED = (*TOP, *BELOW)
 BUILT_FROM = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 WORDS = ["a", "the", "cat", "dog", "mat", "tree", "sat", "ran", "under", "on", ".", "and", "it", "was", "red"]
@@ -92,15 +96,14 @@ def shards(installed: Path, folder: Path) -> Path:
 
 def test_the_wheel_contains_every_module_and_every_file_they_read(wheel: Path) -> None:
     held = set(ZipFile(wheel).namelist())
-    data = {f"{package}/py.typed" for package in PACKAGES} | {
-        path.relative_to(REPOSITORY).as_posix()
-        for name in ("ds_configs", "hostfiles")
-        for path in (REPOSITORY / name).iterdir()
-    }
-    pages = (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.html"))
+    data = {f"{package}/py.typed" for package in TOP}
+    pages = (path for package in TOP for path in (REPOSITORY / package).rglob("*.html"))
     data |= {path.relative_to(REPOSITORY).as_posix() for path in pages}
-    wanted = {module.as_posix() for module in modules(*PACKAGES)} | data
+    below = (path for name in BELOW for path in (REPOSITORY / name).iterdir() if path.name != "__pycache__")
+    data |= {f"electra_sampler/{path.relative_to(REPOSITORY).as_posix()}" for path in below}
+    wanted = {module.as_posix() for module in modules(*TOP)} | data
     assert {name for name in held if ".dist-info/" not in name} == wanted
+    assert {name.split("/")[0] for name in wanted} == {*TOP}
 
 
 def test_the_console_command_prints_its_version_and_its_commands(installed: Path, folder: Path) -> None:
@@ -119,7 +122,7 @@ def test_commands_suggested_in_messages_are_installed(installed: Path, folder: P
     process = run("electra-sampler build-shards", installed, folder)
     assert process.returncode == 2
     assert process.stderr.startswith("electra-sampler build-shards: error: ")
-    assert process.stderr.endswith("try the quickstart: python -m quickstart.run\n")
+    assert process.stderr.endswith("try the quickstart: python -m electra_sampler.quickstart.run\n")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

@@ -11,10 +11,10 @@ import pytest
 from pretrain.huggingface.forms import MODEL_FILE, MODERN_FILE
 from tests.conftest import REPOSITORY
 
-PACKAGES = ("foundation", "electra_sampler", "data_prep", "pretrain", "finetune", "quickstart", "samplers")
+PACKAGES = ("electra_sampler", "data_prep", "pretrain", "finetune", "samplers")
 # Rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
 ROOMS = (
-    *("foundation", "electra_sampler", "data_prep/curation", "data_prep"),
+    *("electra_sampler/foundation", "electra_sampler", "data_prep/curation", "data_prep"),
     *("pretrain/model", "pretrain/model/kernels", "pretrain/data", "pretrain/method", "pretrain/job"),
     *("pretrain/engine", "pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/runs"),
     *("pretrain/planning", "pretrain/training", "pretrain/analysis"),
@@ -28,7 +28,7 @@ ROOMS = (
         "finetune/reporting",
     ),
     "finetune",
-    "quickstart",
+    "electra_sampler/quickstart",
     "samplers",
 )
 # Rooms below that a room, or every room of a package, must still not import.
@@ -112,9 +112,9 @@ def test_nothing_imports_the_tests():
 
 def test_the_model_imports_only_the_foundation_and_torch():
     """Besides Python's own modules; its configuration also pydantic, kernels also numpy and triton."""
-    allowed = {"foundation", "pretrain", "torch", *sys.stdlib_module_names}
+    allowed = {"electra_sampler", "pretrain", "torch", *sys.stdlib_module_names}
     for room, more in (("pretrain/model", {"pydantic"}), ("pretrain/model/kernels", {"numpy", "triton"})):
-        assert not rooms_imported(room).keys() - {"foundation", "pretrain/model"}
+        assert not rooms_imported(room).keys() - {"electra_sampler/foundation", "pretrain/model"}
         packages = {package for module in own_modules(room) for package in imported_packages(module)}
         assert not packages - allowed - more
 
@@ -148,7 +148,7 @@ def test_the_job_never_uses_torch_nn():
 
 
 def test_the_house_is_drawn_as_it_is():
-    """docs/architecture.md lists every room from the ground up with its imports; `foundation` is allowed everywhere."""
+    """docs/architecture.md lists every room from the ground up with its imports; foundation is allowed everywhere."""
     page = (REPOSITORY / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| ([\w/]+)(?:\.py)? \| .+ \| ?(.*?) ?\|$", page, re.MULTILINE)
     drawn = {room: imports for room, imports in rows if room in ROOMS}
@@ -158,7 +158,9 @@ def test_the_house_is_drawn_as_it_is():
         named = [
             name if name in ROOMS else f"{package}/{name}" for name in imports.replace(".py", "").split(", ") if name
         ]
-        assert named == [other for other in ROOMS if other in rooms_imported(room) and other != "foundation"], room
+        assert named == [
+            other for other in ROOMS if other in rooms_imported(room) and other != "electra_sampler/foundation"
+        ], room
 
 
 def test_only_the_table_of_forms_tells_kinds_of_model_apart():

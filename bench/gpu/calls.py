@@ -18,8 +18,8 @@ from typing import Any
 
 from bench.gpu.items import keep
 from bench.gpu.parts import STAGES, WARM_UP_SHARE, GpuOptions, Part, Stage, all_parts
-from foundation.config import ConfigError
-from foundation.files import ROOT, make_folder, require_folder
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import ROOT, make_folder, require_folder
 
 LOGS = "logs"
 AT_ONCE = {"cuda": 8, "cpu": 1}

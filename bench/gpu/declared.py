@@ -21,7 +21,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-from foundation.command_line import run_command
+from electra_sampler.foundation.command_line import run_command
 from pretrain.engine import deepspeed_config
 from pretrain.planning.options import RunOptions
 from pretrain.run import main

@@ -32,9 +32,9 @@ from bench.batches import random_batch
 from bench.engine import LEARNING_RATE, engine_step, operations
 from bench.gpu.setting import Plainly
 from bench.models import CONFIGS, fresh_model, new_engine
-from foundation.command_line import run_command
-from foundation.config import StrictConfig
-from foundation.markdown_table import markdown_table
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
 from pretrain.engine import deepspeed_patches, graphs

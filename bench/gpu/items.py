@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from foundation.files import write_atomically
+from electra_sampler.foundation.files import write_atomically
 
 Figures = dict[str, Any]
 Item = Callable[[], Figures]

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from foundation.command_line import HIDDEN
-from foundation.config import StrictConfig
+from electra_sampler.foundation.command_line import HIDDEN
+from electra_sampler.foundation.config import StrictConfig
 
 Stage = Literal["a", "b", "c", "d", "e", "f"]
 STAGES: dict[Stage, str] = {

@@ -29,9 +29,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from foundation.command_line import run_command
-from foundation.config import StrictConfig
-from foundation.markdown_table import markdown_table
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.model.kernels import attention_kernels, elementwise_kernels, vocabulary_kernels
 from pretrain.model.kernels.triton_attention import settings
 from pretrain.model.kernels.triton_elementwise import BOTH_TILE, GELU_COLUMNS, GELU_TILE, SUM_COLUMNS, SUM_ROWS, tile_of

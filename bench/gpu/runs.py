@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.gpu.items import Figures, Item, SkippedError, keep, run_items
 from bench.gpu.parts import GpuOptions
-from foundation.command_line import parse_options
-from foundation.files import ROOT
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.files import ROOT
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.planning.plan_warnings import memory_of

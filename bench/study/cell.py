@@ -15,9 +15,9 @@ from bench.study.jobs import Jobs
 from bench.study.results import CellResult, Columns, Results
 from data_prep.manifest import load_manifest
 from data_prep.shards import IndexedFile
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.machine import cores
 from finetune.running.records import EXAMPLES, FILE_NAME, PREDICTIONS, read_records
-from foundation.config import ConfigError
-from foundation.machine import cores
 from pretrain.analysis.analysis import SUMMED
 from pretrain.planning.estimates import flops_per_token
 from pretrain.runs.folder import STARTS, read_run

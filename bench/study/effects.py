@@ -15,8 +15,8 @@ import numpy as np
 
 from bench.study.file import AGREEMENT, Prediction, Study, blimp_measure
 from bench.study.results import MINUS, Bounds, CellResult, Results
+from electra_sampler.foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, resample
 from finetune.reporting.comparisons import resampled
-from foundation.stats import RESAMPLES, Interval, ResampledStatistic, mean, resample
 
 LEAST_SEEDS = 5
 """With fewer seeds, an interval over seeds is too narrow to decide anything."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
+from electra_sampler.foundation.config import ConfigError, StrictConfig, one_of, without_duplicates
 from pretrain.config import with_overrides
 from pretrain.method.registry import load_objective
 from pretrain.presets import ROWS, load_row, preset, with_objective, with_row

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from foundation.config import ConfigError, StrictRecord
-from foundation.files import ROOT, remove, write_atomically
-from foundation.machine import cores
+from electra_sampler.foundation.config import ConfigError, StrictRecord
+from electra_sampler.foundation.files import ROOT, remove, write_atomically
+from electra_sampler.foundation.machine import cores
 
 
 class Job(NamedTuple):

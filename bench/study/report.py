@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from bench.study.effects import CellMeasure, Effect, passes, verdict
 from bench.study.file import Row, Study
 from bench.study.results import CellResult, Cells, Results
-from foundation.files import write_atomically
-from foundation.markdown_table import markdown_table
+from electra_sampler.foundation.files import write_atomically
+from electra_sampler.foundation.markdown_table import markdown_table
 
 DIFFICULTY = "difficulty loss"
 """The figure's horizontal axis."""

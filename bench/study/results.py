@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from bench.study.commands import cell_name
 from bench.study.file import Conditions, Row, Study
-from foundation.config import ConfigError, StrictRecord
-from foundation.files import write_atomically
+from electra_sampler.foundation.config import ConfigError, StrictRecord
+from electra_sampler.foundation.files import write_atomically
 
 FILE_NAME = "results.json"
 EXAMPLES = "examples"

@@ -30,8 +30,8 @@ import numpy as np
 
 from data_prep.curation.measures import ngram_keys
 from data_prep.curation.words import words
-from foundation.config import ConfigError, shown
-from foundation.files import read_file, require_file_or_folder, write_if_other
+from electra_sampler.foundation.config import ConfigError, shown
+from electra_sampler.foundation.files import read_file, require_file_or_folder, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits

@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.curation.contamination import Contamination, Match
 from data_prep.curation.measures import Measures
 from data_prep.curation.rules import RULES, SETS, LineRule
-from foundation.config import ConfigError, one_of
+from electra_sampler.foundation.config import ConfigError, one_of
 
 _JUDGED = 5_000  # characters; on 280 articles of Wikipedia, the rest changed no verdict and took three times as long
 

@@ -12,7 +12,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from foundation.ordering import mixed
+from electra_sampler.foundation.ordering import mixed
 
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd; the key of an n-gram is a polynomial in it, modulo 2^64
 _BLANK_LINES = re.compile(r"\n\s*\n")

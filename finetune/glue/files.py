@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from electra_sampler.foundation.command_line import printable
+from electra_sampler.foundation.config import ConfigError, counted
 from finetune.glue.tasks import (
     AX,
     INDEX_COLUMNS,
@@ -19,8 +21,6 @@ from finetune.glue.tasks import (
     read_example,
     tasks_predicted_with,
 )
-from foundation.command_line import printable
-from foundation.config import ConfigError, counted
 
 HUB_DATASET = "nyu-mll/glue"
 AX_FILES = [f"{folder}/{name}" for folder in ("AX", "diagnostic", "MNLI") for name in ("diagnostic-full", "diagnostic")]

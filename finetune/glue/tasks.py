@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
+from electra_sampler.foundation.config import ConfigError, one_of
 from finetune.running.records import Task, answers_folder, sha256_of
-from foundation.config import ConfigError, one_of
 
 HUB_UNLABELED = -1
 """The hub's label for unlabeled examples."""

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import permutation_test, rankdata
 
+from electra_sampler.foundation.files import read_object
+from electra_sampler.foundation.stats import bounds, mean, moments, pearson, resample
 from finetune.reporting.paper_tables import Column
 from finetune.reporting.results import Row
 from finetune.running.records import EXAMPLES, PREDICTIONS, RunRecord
-from foundation.files import read_object
-from foundation.stats import bounds, mean, moments, pearson, resample
 
 SIGN_ASSIGNMENTS = 2**16
 """Maximum sign assignments that a permutation test tries: all of them for up to 16 seeds."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from electra_sampler.foundation.config import ConfigError, one_of, shown
 from finetune.config import FinetuneConfig
 from finetune.glue import tasks as glue
 from finetune.presets import ModelSize
@@ -12,7 +13,6 @@ from finetune.reporting.paper_tables import COLUMNS, Column
 from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records
 from finetune.squad import files as squad
 from finetune.tagging import files as tagging
-from foundation.config import ConfigError, one_of, shown
 
 ALL_TASKS: dict[str, Task] = {
     **glue.TASKS,

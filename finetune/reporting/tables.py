@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from electra_sampler.foundation.markdown_table import markdown_table
 from finetune.config import FinetuneConfig
 from finetune.reporting.comparisons import Difference, differences
 from finetune.reporting.paper_tables import TABLES, Column, Table
 from finetune.reporting.results import Cell, Row
-from foundation.markdown_table import markdown_table
 
 SHOWN_SETTINGS = ("learning_rate", "epochs", "weight_decay")
 """The settings that the paper's grid varies; others are shown where the runs vary them."""

@@ -15,12 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import file_sha256, new_folder, remove
+from electra_sampler.foundation.locks import holder
+from electra_sampler.foundation.markdown_table import markdown_table
 from finetune.running.job import HuggingFaceModel, Job
 from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records, task_prefix
-from foundation.config import ConfigError
-from foundation.files import file_sha256, new_folder, remove
-from foundation.locks import holder
-from foundation.markdown_table import markdown_table
 from pretrain.huggingface.export import TOKENIZER_SETTINGS
 from pretrain.huggingface.folders import AGAIN, read_config
 from pretrain.huggingface.stored import read_stored, require_readable, write

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 from pydantic_core import from_json
 
+from electra_sampler.foundation.config import ConfigError, StrictConfig, shown
+from electra_sampler.foundation.files import read_file, write_atomically
 from finetune.config import FinetuneConfig, GlueConfig, SquadConfig, TaggingConfig
 from finetune.presets import ModelSize
-from foundation.config import ConfigError, StrictConfig, shown
-from foundation.files import read_file, write_atomically
 
 FILE_NAME = "results.jsonl"
 PREDICTIONS = "predictions"

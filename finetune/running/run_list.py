@@ -12,6 +12,12 @@ from typing import NoReturn, TypeVar
 
 import torch
 
+from electra_sampler.foundation.command_line import print_warning
+from electra_sampler.foundation.config import counted
+from electra_sampler.foundation.files import require_folder
+from electra_sampler.foundation.locks import Held, Lock, confirm, holder
+from electra_sampler.foundation.progress import about
+from electra_sampler.foundation.settings import settings_tables
 from finetune.config import FinetuneOptions
 from finetune.presets import paper_grid, settings_for, size_of
 from finetune.running.job import Job, LoadedTask
@@ -34,12 +40,6 @@ from finetune.running.records import (
     write_files,
 )
 from finetune.running.train import Saving, Stopped, resolve_for, train
-from foundation.command_line import print_warning
-from foundation.config import counted
-from foundation.files import require_folder
-from foundation.locks import Held, Lock, confirm, holder
-from foundation.progress import about
-from foundation.settings import settings_tables
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.hardware import choose, compute_deterministically, require_same_precision, slow_precision

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from electra_sampler.foundation.ordering import key_of
 from finetune.config import FinetuneConfig
 from finetune.running.job import Job
 from finetune.running.records import Metrics
 from finetune.tokens import collate, epoch_batches
-from foundation.ordering import key_of
 from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
 from pretrain.engine.engine import Engine, optimizer_step, resume

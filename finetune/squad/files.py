@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pydantic.dataclasses
 from pydantic import BaseModel, Field, ValidationError
 
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import read_file
 from finetune.running.records import Task, sha256_of
-from foundation.config import ConfigError
-from foundation.files import read_file
 
 PROBLEMS_SHOWN = 5
 """Malformed entries that an error shows in full; the rest are counted."""

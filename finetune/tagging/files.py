@@ -12,8 +12,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from electra_sampler.foundation.config import ConfigError, shown
 from finetune.running.records import Task, answers_folder, sha256_of
-from foundation.config import ConfigError, shown
 
 SPLITS = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
 """Parts of a file's name that identify its split."""

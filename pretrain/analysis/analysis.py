@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foundation.stats import (
+from electra_sampler.foundation.stats import (
     Interval,
     ResampledStatistic,
     auc,

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.markdown_table import markdown_table
-from foundation.stats import ResampledStatistic
+from electra_sampler.foundation.markdown_table import markdown_table
+from electra_sampler.foundation.stats import ResampledStatistic
 from pretrain.analysis.analysis import PAPER, as_json, detection, sequence_sums
 from pretrain.analysis.observation import judge
 from pretrain.data.batches import Batch

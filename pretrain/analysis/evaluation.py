@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from foundation.config import ConfigError
-from foundation.files import require_folder, write_atomically
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import require_folder, write_atomically
 from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, cross, crossing, tables
 from pretrain.analysis.figures import draw_comparison, draw_confidence, draw_steps

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.manifest import MOST_PADDING
-from foundation.config import ConfigError, counted
-from foundation.stats import binary_entropy
+from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.stats import binary_entropy
 from pretrain.analysis.regime import regime
 from pretrain.analysis.run_history import Log, read_starts, value_of
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from foundation.markdown_table import markdown_table
+from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.huggingface.forms import form_of
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class

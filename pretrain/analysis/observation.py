@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.stats import ResampledStatistic, mean, resample
+from electra_sampler.foundation.stats import ResampledStatistic, mean, resample
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Detection
 from pretrain.method.losses import discriminator_loss

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from foundation.files import require_file_or_folder
-from foundation.locks import holder
+from electra_sampler.foundation.files import require_file_or_folder
+from electra_sampler.foundation.locks import holder
 from pretrain.config import RunConfig
 from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_ends
 from pretrain.presets import PRESETS, with_objective

@@ -10,9 +10,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from foundation.command_line import printable
-from foundation.config import ConfigError
-from foundation.files import require_own, write_atomically
+from electra_sampler.foundation.command_line import printable
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import require_own, write_atomically
 from pretrain.analysis.figures import CHARTS, draw_charts
 from pretrain.analysis.health import diagnose, report
 from pretrain.analysis.run_history import History, nearest_preset, read_history

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.tokens import SubwordTokenizer
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.analysis.regime import unigram_entropy
 from pretrain.analysis.run_history import Log, read_log, value_of
 from pretrain.data.remote import url_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from data_prep.masking import MASK_RATE, mask_size
-from foundation.ordering import key_of, uniforms
+from electra_sampler.foundation.ordering import key_of, uniforms
 from pretrain.data.masks import read_masked
 from pretrain.data.shards import Shards
 

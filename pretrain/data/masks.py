@@ -10,7 +10,7 @@ Shape letters: B batch, L length, C mask copies, M candidates for a sequence's m
 import numpy as np
 
 from data_prep.masking import COPIES_PER_SHUFFLE, MASK_RATE, copies_of_a_shuffle, mask_size
-from foundation.ordering import key_of, uniforms
+from electra_sampler.foundation.ordering import key_of, uniforms
 from pretrain.data.shards import Shards
 
 SUBSET, TIE = 2, 3

@@ -13,8 +13,8 @@ from math import isfinite
 import numpy as np
 
 from data_prep.manifest import ShardEntry
-from foundation.config import ConfigError
-from foundation.ordering import dealt, key_of, permuted
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.ordering import dealt, key_of, permuted
 from pretrain.data.windows import ShardWindows
 
 SHARE_UNIT = 1 << 30

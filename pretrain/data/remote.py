@@ -23,10 +23,17 @@ from urllib.parse import quote, unquote
 
 from data_prep.manifest import MANIFEST_NAME, ShardEntry, load_manifest
 from data_prep.tokens import TOKENIZER_NAME
-from foundation.config import URL, ConfigError, LocalProblem, without_secrets
-from foundation.files import NewFile, file_sha256, make_folder, with_suffix, write_atomically, write_if_other
-from foundation.locks import Held, Lock, holder
-from foundation.progress import SILENCE, waited_for
+from electra_sampler.foundation.config import URL, ConfigError, LocalProblem, without_secrets
+from electra_sampler.foundation.files import (
+    NewFile,
+    file_sha256,
+    make_folder,
+    with_suffix,
+    write_atomically,
+    write_if_other,
+)
+from electra_sampler.foundation.locks import Held, Lock, holder
+from electra_sampler.foundation.progress import SILENCE, waited_for
 
 BLOCK = 8 << 20
 """Bytes per request: a lost connection costs at most this."""

@@ -25,9 +25,9 @@ from data_prep.defaults import require_shards
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_problems
-from foundation.command_line import may_pass
-from foundation.config import ConfigError, LocalProblem
-from foundation.files import with_suffix
+from electra_sampler.foundation.command_line import may_pass
+from electra_sampler.foundation.config import ConfigError, LocalProblem
+from electra_sampler.foundation.files import with_suffix
 from pretrain.data.mixture import Mixture
 from pretrain.data.remote import CACHE, GB, Copy, Missing, local_folder, remote_folder, url_of
 

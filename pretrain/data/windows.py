@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from foundation.ordering import key_of, permuted
+from electra_sampler.foundation.ordering import key_of, permuted
 
 SHARDS, WINDOW = 0, 1
 """Keys of the permutations of shards, and of sequences within a window."""

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foundation.config import ConfigError, counted
-from foundation.files import (
+from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.files import (
     file_sha256,
     flush,
     make_folder,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundation.config import ConfigError, counted, one_of, parse_override, shown, without_duplicates
-from foundation.files import ROOT, read_file
-from foundation.machine import bf16_is_faster
+from electra_sampler.foundation.config import ConfigError, counted, one_of, parse_override, shown, without_duplicates
+from electra_sampler.foundation.files import SHIPPED, read_file
+from electra_sampler.foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 
 
@@ -52,7 +52,7 @@ def read(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Dee
         ConfigError: lists every unknown key and wrong value of the file or, if it has none, of the overrides.
     """
     if isinstance(source, Path) and source.parent in (Path(), Path("ds_configs")) and not source.exists():
-        ours = (ROOT / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
+        ours = (SHIPPED / "ds_configs" / source.name).with_suffix(".json")  # of the name alone, such as zero1_bf16
         source = ours if ours.is_file() else source
     values = _load(source) if isinstance(source, Path) else source
     config = _check(values, f"{source if isinstance(source, Path) else 'deepspeed config'}: ")
@@ -114,7 +114,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(read_file(path, "deepspeed_config"), object_pairs_hook=without_duplicates)
     except OSError as error:
-        ours = sorted(file.stem for file in (ROOT / "ds_configs").glob("*.json"))
+        ours = sorted(file.stem for file in (SHIPPED / "ds_configs").glob("*.json"))
         raise ConfigError(
             f"deepspeed_config: cannot read {path}: {error.strerror}; {one_of(path.stem, ('auto', *ours))}; see"
             " ds_configs/README.md"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from foundation.config import Count, StrictConfig
+from electra_sampler.foundation.config import Count, StrictConfig
 
 Auto = Literal["auto"]
 """A value that the run sets; the file says "auto" or leaves it out."""

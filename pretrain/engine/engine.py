@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, require_fit
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.hardware import DTYPES, use_operations

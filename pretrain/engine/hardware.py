@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from foundation.config import ConfigError, shown
-from foundation.files import ROOT
-from foundation.machine import bf16_is_faster, instructions, is_intel
+from electra_sampler.foundation.config import ConfigError, shown
+from electra_sampler.foundation.files import SHIPPED
+from electra_sampler.foundation.machine import bf16_is_faster, instructions, is_intel
 from pretrain.job.processes import World
 from pretrain.model import ops
 from pretrain.model.kernels import cpu_ops, cuda_ops
@@ -69,7 +69,7 @@ def choose(processes: int, given: Path = AUTO) -> ChosenFile:
 
 def file_of(precision: str, processes: int) -> Path:
     """Returns the file of a precision; in fp32 one process has nothing to share, so it trains in plain PyTorch."""
-    return ROOT / "ds_configs" / f"zero{int(precision != 'fp32' or processes > 1)}_{precision}.json"
+    return SHIPPED / "ds_configs" / f"zero{int(precision != 'fp32' or processes > 1)}_{precision}.json"
 
 
 def name_of_hardware() -> str:

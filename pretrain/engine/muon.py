@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from foundation.machine import bf16_is_faster
+from electra_sampler.foundation.machine import bf16_is_faster
 
 MOMENTUM, ITERATIONS = 0.95, 5
 """Decay of the momentum, and Newton-Schulz iterations (Jordan et al.)."""

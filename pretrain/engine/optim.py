@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 from torch import nn
 
-from foundation.config import MOST, StrictConfig
+from electra_sampler.foundation.config import MOST, StrictConfig
 from pretrain.engine.muon import moved_by_muon
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from data_prep.tokens import SubwordTokenizer
-from foundation.files import new_folder
+from electra_sampler.foundation.files import new_folder
 from pretrain.huggingface.forms import DISCRIMINATOR
 from pretrain.huggingface.stored import SAMPLING, SAMPLING_HEAD, Sampling, save_weights, write
 from pretrain.method.hardness_prediction import HPDist, HPLoss

@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foundation.config import ConfigError, counted
-from foundation.files import read_object
+from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.files import read_object
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Position numbers and zeros, which old versions of transformers saved among the weights."""

@@ -14,7 +14,7 @@ import torch
 from pydantic import AliasChoices, ConfigDict, Field, create_model
 from torch import Tensor
 
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig, Parts
 from pretrain.model.sizes import EncoderSizes
 

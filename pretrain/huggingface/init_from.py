@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from data_prep.tokens import open_tokenizer
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.folders import fill
 from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, OUTPUT_MATRIX, WORDS

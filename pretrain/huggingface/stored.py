@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from data_prep.tokens import read_folder
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from pretrain.huggingface.folders import fill, find_folder, read_config, read_weights
 from pretrain.huggingface.forms import GENERATOR, WORDS, Form, form_named, form_of, renamed
 from pretrain.model import ops

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from foundation.config import ConfigError, shown
+from electra_sampler.foundation.config import ConfigError, shown
 
 SUPERVISORS = ("supervise", "supervise.py")
 """A process is the supervisor if one of its first three arguments ends like this."""

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from foundation.command_line import end_here
-from foundation.config import ConfigError
-from foundation.machine import cores, keep_freed_memory
-from foundation.progress import Made, waited_for
+from electra_sampler.foundation.command_line import end_here
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.machine import cores, keep_freed_memory
+from electra_sampler.foundation.progress import Made, waited_for
 from pretrain.job.launcher import adopt_slurm, missing_tasks, number_of
 
 COMMUNICATION_TIMEOUT = timedelta(minutes=30)

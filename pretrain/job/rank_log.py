@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, Self
 
-from foundation.command_line import printable
-from foundation.files import read_file, write_atomically
+from electra_sampler.foundation.command_line import printable
+from electra_sampler.foundation.files import read_file, write_atomically
 
 LOGS = "logs"
 REMARK = "[%(asctime)s] [%(levelname)s] [%(name)s] %(message)s"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from foundation.command_line import printable
+from electra_sampler.foundation.command_line import printable
 
 EXIT_STOPPED = 75
 """Exit code of a run stopped on request, with a checkpoint: EX_TEMPFAIL of sysexits.h; batch systems requeue on it."""

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 
-from foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code, printable
+from electra_sampler.foundation.command_line import EXIT_BAD_USAGE, EXIT_FAILED, exit_code, printable
 from pretrain.job.launcher import is_alive, launchers
 from pretrain.job.processes import World
 from pretrain.job.rank_log import EndRecord, Reason, now, write_record

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from foundation.config import StrictConfig
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.losses import Gamma

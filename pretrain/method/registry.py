@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator
 
-from foundation.config import StrictConfig, one_of, shown
-from foundation.files import read_file
+from electra_sampler.foundation.config import StrictConfig, one_of, shown
+from electra_sampler.foundation.files import read_file
 
 if TYPE_CHECKING:
     from pretrain.method.objective import Objective
@@ -35,7 +35,7 @@ BUILT_IN = {
 """Class of each of the paper's objectives, imported only on use, so that `--help` needs the names but not torch."""
 
 
-SHARED = {*sys.stdlib_module_names, "foundation", "data_prep", "pretrain", "finetune"}
+SHARED = {*sys.stdlib_module_names, "electra_sampler", "data_prep", "pretrain", "finetune"}
 """Modules that are not a sampler's own, besides installed ones: Python's and this project's."""
 
 
@@ -112,6 +112,8 @@ def load_objective(given: str) -> str:
         if place.endswith(".py"):
             module = _run_file(Path(place), source)
         else:
+            if place.startswith("samplers.") and importlib.util.find_spec("samplers") is None:
+                place = f"electra_sampler.{place}"  # where the wheel has them
             module = importlib.import_module(place)
             source = Path(inspect.getfile(module)).read_bytes()
         kind: Any = getattr(module, class_name, None)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 from torch import nn
 
-from foundation.config import StrictConfig
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.model.encoder import ElectraEncoder, ElectraStack, Embeddings, Encoder, Stack, TokenEmbeddings
 from pretrain.model.gdes import DisentangledEmbeddings
 from pretrain.model.heads import DiscriminatorHead, VocabularyTransform

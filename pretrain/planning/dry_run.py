@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from foundation.command_line import print_warning
-from foundation.config import ConfigError, counted
-from foundation.files import existing_part
-from foundation.progress import about
+from electra_sampler.foundation.command_line import print_warning
+from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.files import existing_part
+from electra_sampler.foundation.progress import about
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.job.launcher import missing_tasks
 from pretrain.job.rank_log import printable_lines

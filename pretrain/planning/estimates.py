@@ -13,7 +13,7 @@ import torch
 
 from data_prep.masking import MASK_RATE, mask_size
 from data_prep.workers import start_pool
-from foundation.machine import cores, memory
+from electra_sampler.foundation.machine import cores, memory
 from pretrain.config import RunConfig
 from pretrain.data.batches import random_batch
 from pretrain.engine.deepspeed_config import EngineConfig, read

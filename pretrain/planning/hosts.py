@@ -18,14 +18,20 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from foundation.config import ConfigError, counted, shown
-from foundation.files import ROOT, file_sha256, read_file
-from foundation.machine import cores
+from electra_sampler.foundation.config import ConfigError, counted, shown
+from electra_sampler.foundation.files import ROOT, file_sha256, read_file
+from electra_sampler.foundation.machine import cores
 from pretrain.job.launcher import number_of
 
 LINE = re.compile(r"([A-Za-z0-9_:][\w.:%@-]*)\s+slots=([1-9][0-9]{0,4})", re.ASCII)
 """A host name that ssh cannot mistake for an option, and a plausible number of slots."""
-CODE = ("electra_sampler/*.py", "foundation/**/*.py", "data_prep/**/*.py", "pretrain/**/*.py", "ds_configs/*.json")
+CODE = (
+    "electra_sampler/**/*.py",
+    "data_prep/**/*.py",
+    "pretrain/**/*.py",
+    "ds_configs/*.json",
+    "electra_sampler/ds_configs/*.json",
+)
 PACKAGES = ("torch", "deepspeed", "numpy", "safetensors", "pydantic")
 REACH_SECONDS = 10
 ANSWER_SECONDS = 60

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from data_prep.defaults import SHARDS
-from foundation.command_line import HIDDEN, Group, Metavar
-from foundation.config import MOST, StrictConfig
+from electra_sampler.foundation.command_line import HIDDEN, Group, Metavar
+from electra_sampler.foundation.config import MOST, StrictConfig
 from pretrain.method.registry import GivenObjective
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from foundation.config import ConfigError, counted
-from foundation.files import require_folder
-from foundation.settings import settings_tables
+from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.files import require_folder
+from electra_sampler.foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from pretrain.engine.deepspeed_config import OVERRIDE, EngineConfig, read, resolve

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 
 from data_prep.manifest import LESS_PADDING, MOST_PADDING, enough_to_hold_out
-from foundation.files import existing_part
-from foundation.progress import DAY, about
+from electra_sampler.foundation.files import existing_part
+from electra_sampler.foundation.progress import DAY, about
 from pretrain.engine.hardware import slow_precision
 from pretrain.huggingface.init_from import normalized_otherwise
 from pretrain.method.registry import objective_class

@@ -23,9 +23,9 @@ from pydantic.main import IncEx
 
 from data_prep.masking import mask_size
 from data_prep.tokens import LARGEST_VOCABULARY, SubwordTokenizer
-from foundation.config import ConfigError, StrictConfig
-from foundation.files import make_folder, read_object, write_atomically
-from foundation.locks import Held, Lock, still_held
+from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.files import make_folder, read_object, write_atomically
+from electra_sampler.foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import Shards, manifests_sha256

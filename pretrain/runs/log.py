@@ -9,8 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from foundation.files import read_file, write_atomically
-from foundation.progress import duration
+from electra_sampler.foundation.files import read_file, write_atomically
+from electra_sampler.foundation.progress import duration
 from pretrain.runs.curves import WRITERS, Curves, Histogram, Writer, curve_name, curves_of
 
 RECORDS = "metrics.jsonl"

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.config import ConfigError
-from foundation.stats import auc_of_counts, binary_entropy, pearson
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine
 from pretrain.job.processes import World

@@ -4,7 +4,7 @@ from contextlib import nullcontext, suppress
 
 import torch
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.engine.checkpoint import all_valid, any_saved
 from pretrain.engine.engine import Engine

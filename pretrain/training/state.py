@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from foundation.locks import confirm
+from electra_sampler.foundation.locks import confirm
 from pretrain.config import RunConfig
 from pretrain.data.batches import TrainingBatches
 from pretrain.engine.checkpoint import NotSaved, save

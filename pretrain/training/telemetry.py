@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from data_prep.tokens import CONTINUATION, open_tokenizer
-from foundation.config import counted
-from foundation.files import ROOT
-from foundation.progress import about, duration
+from electra_sampler.foundation.config import counted
+from electra_sampler.foundation.files import ROOT
+from electra_sampler.foundation.progress import about, duration
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, StepResult
 from pretrain.method.objective import Output

@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 import torch
 from torch import Tensor
 
-from foundation.ordering import key_of
+from electra_sampler.foundation.ordering import key_of
 from pretrain.data.batches import HELD_OUT_SEED, Batch, TrainingBatches, held_out_batches
 from pretrain.data.remote import CACHE, GB
 from pretrain.engine.engine import Engine, Unread, accumulate, end_step, resume

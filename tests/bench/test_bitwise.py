@@ -8,7 +8,7 @@ import pytest
 from bench.bitwise import BitwiseOptions, main
 from tests.conftest import REPOSITORY
 
-CODE = ("foundation", "data_prep", "pretrain", "ds_configs")
+CODE = ("electra_sampler", "data_prep", "pretrain", "ds_configs")
 
 
 @pytest.mark.long

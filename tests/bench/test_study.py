@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foundation.locks import Lock
+from electra_sampler.foundation.locks import Lock
 from tests import warm
 from tests.conftest import REPOSITORY
 

@@ -8,8 +8,8 @@ import pytest
 
 from bench.study.cell import content_sha256, language_numbers, require_same_text
 from data_prep.manifest import MANIFEST_NAME
-from foundation.config import ConfigError
-from foundation.files import sealed, unsealed
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import sealed, unsealed
 from tests.bench.study_cells import add, make_cell
 
 

@@ -9,9 +9,9 @@ import pytest
 from bench.study.commands import Commands, Sources
 from bench.study.file import Row, Study, read_study
 from data_prep.build_shards import BuildOptions
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.config import StrictConfig
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
-from foundation.command_line import parse_options
-from foundation.config import StrictConfig
 from pretrain.evaluate import EvaluateOptions
 from pretrain.planning.options import RunOptions
 from tests.bench.study_cells import LANGUAGE, STUDY

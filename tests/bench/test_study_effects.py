@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from bench.study.effects import CellMeasure, examples_resampled, multi_bootstrap, passes, verdict
 from bench.study.results import EXAMPLES, Results
-from foundation.stats import ResampledStatistic, counts_RS, mean, resample
+from electra_sampler.foundation.stats import ResampledStatistic, counts_RS, mean, resample
 from tests.bench.study_cells import LENGTH, SEQUENCES, STUDY, add, add_cells, judgment, make_cell
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bench.study.file import Probe, read_study
+from electra_sampler.foundation.config import ConfigError
 from finetune.glue.tasks import TASKS
-from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 
 STUDIES = sorted((REPOSITORY / "bench/studies").glob("*.json"))

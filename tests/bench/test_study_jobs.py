@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 
 from bench.study.jobs import Job, Jobs
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 
 def append(path: Path, code: int = 0) -> str:

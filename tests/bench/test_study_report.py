@@ -10,7 +10,7 @@ from bench.study.cell import is_finished, language_numbers
 from bench.study.file import read_study
 from bench.study.report import write_report
 from bench.study.results import EXAMPLES, FILE_NAME, Results
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from tests.bench.study_cells import LANGUAGE, STUDY, add, add_cells, make_cell
 from tests.conftest import REPOSITORY
 

@@ -122,7 +122,7 @@ READ = """
 import re
 import sys
 from pathlib import Path
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from data_prep.formats import Reading
 from data_prep.planning import Range
 from data_prep.reading import Reader

@@ -26,8 +26,8 @@ from data_prep.inspect_shards import main as inspect
 from data_prep.manifest import load_manifest
 from data_prep.output import LOCK_NAME
 from data_prep.pipeline import build_shard
-from foundation.command_line import run_command
-from foundation.config import ConfigError
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import ConfigError
 from tests.conftest import needs
 
 from .conftest import REPOSITORY, command_of, contents, finished_shards, limit_file_size, run_script
@@ -499,7 +499,7 @@ def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(
 
 def test_without_input_the_error_names_the_three_ways_to_get_some(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"put text there.*--input.*python -m quickstart.run$"):
+    with pytest.raises(ConfigError, match=r"put text there.*--input.*python -m electra_sampler.quickstart.run$"):
         main(BuildOptions(vocab=options.vocab))
 
 

@@ -19,7 +19,7 @@ from data_prep.building import _find_copies as find_copies
 from data_prep.manifest import load_manifest
 from data_prep.output import save_record
 from data_prep.pipeline import build_shard
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from tests.conftest import needs
 from tests.data_prep.conftest import contents
 

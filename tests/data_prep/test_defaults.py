@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 SOURCES = (
-    "foundation",
+    "electra_sampler",
     "data_prep",
     "pretrain",
     "ds_configs",
@@ -57,7 +57,7 @@ def clone(tmp_path: Path) -> Path:
 def test_a_fresh_clone_is_told_its_missing_default_input_and_sent_to_the_quickstart(script: str, clone: Path) -> None:
     line = error(f"python {script}.py", clone)
     assert f"{Path(script).name}.py: error: " in line and SCRIPTS[script] in line
-    assert last_words(line) == "python -m quickstart.run"
+    assert last_words(line) == "python -m electra_sampler.quickstart.run"
 
 
 def test_own_text_leads_to_a_vocabulary_and_then_to_shards(clone: Path, corpus: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from data_prep import formats
 from data_prep.formats import Document, Format, Reading, cut_point, format_of, parse, split_long
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 
 def contents(form, text, **reading):

@@ -18,8 +18,8 @@ from data_prep.manifest import load_manifest, save_manifest
 from data_prep.masking import mask_size
 from data_prep.shards import file_problems
 from data_prep.workers import start_pool
-from foundation.config import ConfigError
-from foundation.files import sealed
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import sealed
 
 from .conftest import run_script, write_indexed
 

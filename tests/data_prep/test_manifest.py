@@ -6,8 +6,8 @@ import json
 import pytest
 
 from data_prep.manifest import Books, Ledger, Manifest, enough_to_hold_out, load_manifest, save_manifest
-from foundation.config import ConfigError
-from foundation.files import sealed
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import sealed
 
 
 def test_a_manifest_survives_saving_and_loading(built, tmp_path):

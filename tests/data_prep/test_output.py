@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.manifest import load_manifest
 from data_prep.output import PLAN, BuildPlan, load_record, locked, open_plan, refuse_another, save_record
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from data_prep.formats import Reading
 from data_prep.planning import Range, plan_shards
 from data_prep.reading import Reader, batches, sample_documents
 from data_prep.sources import find_sources
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 from .conftest import peak_of_reading, read_shards
 from .packers import bgzf

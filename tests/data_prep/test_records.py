@@ -2,7 +2,7 @@
 
 from data_prep.manifest import Books, load_manifest
 from data_prep.output import PLAN, BuildPlan, ShardRecord, load_record, save_record
-from tests.foundation.test_files import unread
+from tests.electra_sampler.foundation.test_files import unread
 
 
 def names(folder):

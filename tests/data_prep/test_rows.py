@@ -6,7 +6,7 @@ from pyarrow import parquet
 
 from data_prep.formats import Reading, read_rows
 from data_prep.sources import find_sources
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 from .conftest import peak_of_reading, read_shards
 

@@ -13,7 +13,7 @@ from data_prep.planning import Range, plan_shards
 from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from data_prep.unpacking import make_seek_index
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 from .packers import bgzf
 from .test_reading import words

@@ -16,7 +16,7 @@ from data_prep.sentences import (
     save_model,
     split_sentences,
 )
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 TEXT = (
     "Dr. Adams met Mr. Brown at 5 p.m. in the U.S. embassy. They talked. Dr. Adams left. Mr. Brown stayed.\n"

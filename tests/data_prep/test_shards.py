@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_prep.shards import IndexedFile
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.sources import find_sources
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 
 def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_path):

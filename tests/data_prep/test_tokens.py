@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertTokenizer, MPNetTokenizer
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 from .real_text import corpus_files, fuzz_documents, lines_of, some_files
 

@@ -8,7 +8,7 @@ from data_prep.inspect_shards import read_rows
 from data_prep.manifest import load_manifest
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 from .conftest import contents, limit_file_size, run_script
 

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 
 from data_prep.unpacking import DAMAGED, not_text, opened, text_per_byte, unpacked
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 PACKERS = {
     "gz": gzip.compress,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.workers import start_pool
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 
 def add(item, constant):

@@ -10,13 +10,13 @@ from typing import get_type_hints
 import pytest
 
 from electra_sampler.commands import COMMANDS
-from foundation.config import StrictConfig
+from electra_sampler.foundation.config import StrictConfig
 from tests.conftest import REPOSITORY
 from tests.test_entry_points import HEAVY, SCREEN, SCRIPTS
 
 CONSOLE = "import sys; sys.argv[0] = 'electra-sampler'; from electra_sampler.commands import main; sys.exit(main())"
 """Content of the script that pip installs."""
-PARTS = {"quickstart/corpus.py"}
+PARTS = {"electra_sampler/quickstart/corpus.py"}
 """Scripts that only the quickstart runs."""
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.blimp import BlimpOptions, main
-from foundation.config import ConfigError
 from tests.finetune.test_minimal_pairs import entry, write_pairs
 from tests.finetune.test_scoring import untrained_run
 

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.config import ConfigError
 from finetune.config import (
     FinetuneConfig,
     FinetuneOptions,
@@ -14,8 +16,6 @@ from finetune.config import (
     SquadOptions,
 )
 from finetune.presets import settings_for
-from foundation.command_line import parse_options
-from foundation.config import ConfigError
 
 
 def test_only_given_options_override_the_presets() -> None:

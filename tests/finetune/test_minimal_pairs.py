@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.blimp import BlimpOptions, main
 from finetune.minimal_pairs import Pair, accuracies, read_pairs
 from finetune.scoring import Scorer
-from foundation.config import ConfigError
 
 
 def entry(good="word1 good", bad="word1 bad", field="syntax", term="binding", paradigm="p"):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.config import GlueConfig, SquadConfig
 from finetune.presets import HEAD_KINDS, NULL_THRESHOLD, paper_grid, settings_for
-from foundation.config import ConfigError
 
 
 def test_a_small_model_gets_the_papers_small_settings() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.report import ReportOptions, main
 from finetune.reporting.results import make_rows
 from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, append_record
-from foundation.config import ConfigError
 from tests.finetune.conftest import make_record, squad_record
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.machine import bf16_is_faster
 from finetune.config import GlueOptions
 from finetune.running.records import RunRecord, read_records
-from foundation.config import ConfigError
-from foundation.machine import bf16_is_faster
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import run_queue
 from tests.warm import Warm

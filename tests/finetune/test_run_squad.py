@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.config import SquadOptions
 from finetune.running.records import RunRecord, read_records
 from finetune.squad.files import read_squad
 from finetune.squad.metrics import evaluate, evaluate_squad1
-from foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 from tests.finetune.conftest import launch, run_queue
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.config import TaggingOptions
 from finetune.reporting.results import make_rows
 from finetune.reporting.tables import markdown
 from finetune.running.records import RunRecord, read_records
-from foundation.config import ConfigError
 from tests.finetune.conftest import run_queue
 from tests.warm import Warm, outputs, run, two_ranks
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from transformers import ElectraConfig, ElectraForMaskedLM
 
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import ConfigError
 from finetune.score import ScoreOptions, main
 from finetune.scoring import open_scorer
-from foundation.command_line import run_command
-from foundation.config import ConfigError
 
 TEXT = "word1 Word2, good\n\n  bad\tword3. \r\n"
 

@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.scoring import (
     Draws,
     batches_by_length,
@@ -35,7 +36,6 @@ from finetune.scoring import (
     log_sum_of_others,
     open_scorer,
 )
-from foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, save

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.config import RunConfig, with_overrides
 from pretrain.presets import PRESETS, with_objective
 

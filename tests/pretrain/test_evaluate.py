@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import ElectraForMaskedLM
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.evaluate import EvaluateOptions, main
 from pretrain.export import ExportOptions
 from pretrain.export import main as export

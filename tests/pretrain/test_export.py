@@ -10,8 +10,8 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from foundation.command_line import run_command
-from foundation.config import ConfigError
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, load, save

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foundation.command_line import parse_options
-from foundation.config import ConfigError
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.config import ConfigError
 from pretrain.analysis.figures import PALETTE
 from pretrain.page import MOST_RUNS, PageOptions, main
 from pretrain.presets import PAPER

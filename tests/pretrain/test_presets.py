@@ -3,7 +3,7 @@
 import pytest
 from transformers import ElectraConfig, ElectraModel
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.method.hardness_prediction import HPLoss
 from pretrain.presets import PRESETS, ROWS, preset, with_objective, with_row
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foundation.command_line import parse_options
-from foundation.config import ConfigError
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.config import ConfigError
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.run import main

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
-from foundation.locks import Lock
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.locks import Lock
 from pretrain.job.rank_log import EndRecord
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan

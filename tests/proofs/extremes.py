@@ -1,6 +1,6 @@
 """Extreme values that nobody sets on purpose, and the form of the errors that refuse them."""
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 TEXTS = [
     *("0", "-1", "1", "17", "0.5", "-0.0", "1e30", "-1e308", "1e308", "1e400", "1e-300", "nan", "NaN", "Infinity"),

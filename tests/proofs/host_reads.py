@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from torch.overrides import TorchFunctionMode
 
-from foundation.command_line import run_command
-from foundation.files import ROOT
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.files import ROOT
 from pretrain.planning.options import RunOptions
 from pretrain.run import main
 

@@ -15,7 +15,7 @@ from data_prep.curation.rules import SETS
 from data_prep.manifest import MANIFEST_NAME, RECORDS_NAME, load_manifest
 from data_prep.output import CONTAMINATED_NAME
 from data_prep.tokens import SPECIAL_TOKENS
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from tests.conftest import REPOSITORY
 from tests.data_prep.conftest import command_of, contents, finished_shards, random_document
 from tests.data_prep.real_text import lines_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from foundation.stats import bounds
+from electra_sampler.foundation.stats import bounds
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Detection

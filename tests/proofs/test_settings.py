@@ -12,10 +12,10 @@ import pytest
 import torch
 from pydantic import BaseModel
 
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from finetune.config import GlueConfig, GlueOptions, SquadConfig, SquadOptions
 from finetune.presets import settings_for
-from foundation.command_line import parse_options
-from foundation.config import ConfigError, StrictConfig
 from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig, Section
 from pretrain.engine.engine import Engine

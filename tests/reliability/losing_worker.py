@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from foundation.command_line import parse_options, run_command
+from electra_sampler.foundation.command_line import parse_options, run_command
 from pretrain.planning.options import RunOptions
 from pretrain.run import main
 from tests.pretrain.training.test_train import wait_for_step

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from foundation.command_line import run_command
+from electra_sampler.foundation.command_line import run_command
 from pretrain.job.processes import start_processes
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.checkpoint import NotSaved, all_valid, load, newest_valid, save
 from tests.pretrain.conftest import mounted
 from tests.pretrain.engine.test_checkpoint import later, names, same, state_of

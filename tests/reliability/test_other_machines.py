@@ -104,7 +104,8 @@ def test_data_is_built_without_dev_shm(tmp_path: Path) -> None:
     """In a mount namespace of its own, which only root may make, with a /dev/shm that cannot be written to."""
     needs("mount", namespaces=("mount",))
     program = (
-        f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} quickstart/corpus.py --output {tmp_path}/raw"
+        f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} electra_sampler/quickstart/corpus.py"
+        f" --output {tmp_path}/raw"
     )
     command = [*unshare("mount"), "sh", "-c", f"{program} --task {tmp_path}/task"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)

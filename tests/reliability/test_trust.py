@@ -16,9 +16,9 @@ import torch
 
 from data_prep.manifest import load_manifest, save_manifest
 from data_prep.tokens import open_tokenizer
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import file_sha256
 from finetune.running.model_folder import open_model
-from foundation.config import ConfigError
-from foundation.files import file_sha256
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, load_weights, save
 from pretrain.export import ExportOptions
@@ -31,7 +31,7 @@ from pretrain.runs.models import build_model
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine.test_checkpoint import sign, state_of
 
-PACKAGES = ("foundation", "data_prep", "pretrain", "finetune", "quickstart")
+PACKAGES = ("electra_sampler", "data_prep", "pretrain", "finetune")
 TOKENIZER = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
 """Files in a tokenizer folder written by this project."""
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

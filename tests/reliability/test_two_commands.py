@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.locks import Lock, holder
+from electra_sampler.foundation.locks import Lock, holder
 from pretrain.engine.checkpoint import newest_valid
 from tests.cluster.runs import wait_for
 from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step

@@ -155,7 +155,7 @@ def test_the_guides_sampler_does_what_the_guide_says(shards_folder: Path, tmp_pa
 
 
 OWN = """
-from foundation.config import StrictConfig
+from electra_sampler.foundation.config import StrictConfig
 from pretrain.method.electra import Electra
 
 class A(Electra):

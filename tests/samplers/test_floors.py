@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class

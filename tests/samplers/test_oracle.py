@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from foundation.ordering import mixed
+from electra_sampler.foundation.ordering import mixed
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Electra

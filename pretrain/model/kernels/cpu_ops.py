@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from foundation.machine import instructions, is_intel
+from electra_sampler.foundation.machine import instructions, is_intel
 from pretrain.model import ops
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

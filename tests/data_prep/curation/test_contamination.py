@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.curation.contamination import Contamination, make_index
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 TEXTS = (
     "It 's a charming - and often affecting - journey.",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.curation.contamination import read_sets
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 
 @pytest.fixture

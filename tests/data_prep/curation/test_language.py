@@ -7,7 +7,7 @@ import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 from data_prep.curation.curator import _identifier, language_test
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 SENTENCES = {
     "en": "All human beings are born free and equal in dignity and rights, and they are endowed with reason.",

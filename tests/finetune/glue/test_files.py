@@ -10,9 +10,9 @@ from typing import Any
 import datasets
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.glue.files import Source, load_task, missing_from, read, read_rows
 from finetune.glue.tasks import AX, TASKS, Example, GlueTask
-from foundation.config import ConfigError
 
 # One training row of each task in the official layout: header, row, and the expected example.
 LAYOUTS = {

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.glue.tasks import (
     AX,
     TASKS,
@@ -14,7 +15,6 @@ from finetune.glue.tasks import (
     read_example,
     select_tasks,
 )
-from foundation.config import ConfigError
 
 
 def test_tasks_are_chosen_by_name_or_all_together() -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.stats import counts_RS
 from finetune.glue.job import METRICS
 from finetune.reporting.comparisons import bootstrap_interval, differences, permutation_p, resampled, summed
 from finetune.reporting.paper_tables import GLUE_COLUMNS, SQUAD_COLUMNS
 from finetune.reporting.results import make_rows
 from finetune.running.records import EXAMPLES, RunRecord, write_files
-from foundation.config import ConfigError
-from foundation.stats import counts_RS
 from tests.finetune.conftest import make_record, squad_record
 
 COLA = [column for column in GLUE_COLUMNS if column.task == "CoLA"]

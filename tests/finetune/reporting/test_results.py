@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.reporting.results import load_runs, make_rows
 from finetune.running.records import append_record
-from foundation.config import ConfigError
 from tests.finetune.conftest import make_record, squad_record
 
 

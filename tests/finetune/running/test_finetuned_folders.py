@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from electra_sampler.foundation.locks import Lock
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.tasks import TASKS
 from finetune.running.model_folder import choose, keep_models, open_model
 from finetune.running.records import RunRecord, append_record, read_records
-from foundation.locks import Lock
 from tests.finetune.conftest import FP32, launch, make_record, run_queue
 from tests.warm import run
 
@@ -249,7 +249,7 @@ import os, signal, sys
 from finetune.config import GlueOptions
 from finetune.glue.job import load
 from finetune.running.run_list import run_queue
-from foundation.command_line import parse_options
+from electra_sampler.foundation.command_line import parse_options
 
 def kill(event, arguments):
     if moment(event, *map(str, arguments[:2])):

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import normalizers
 
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
+from electra_sampler.foundation.config import ConfigError
 from finetune.running.model_folder import open_model
-from foundation.config import ConfigError
 
 
 @pytest.fixture

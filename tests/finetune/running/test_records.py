@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.config import SquadConfig
 from finetune.presets import settings_for
 from finetune.running.records import (
@@ -16,7 +17,6 @@ from finetune.running.records import (
     sha256_of,
     write_files,
 )
-from foundation.config import ConfigError
 from tests.finetune.conftest import make_record, squad_record
 
 

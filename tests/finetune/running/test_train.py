@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.ordering import key_of
 from finetune.config import FinetuneConfig, GlueConfig
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, SequenceClassifier, make_job
@@ -23,8 +25,6 @@ from finetune.glue.tasks import TASKS
 from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
 from finetune.tokens import collate, epoch_batches
-from foundation.config import ConfigError
-from foundation.ordering import key_of
 from pretrain.engine.optim import decays, learning_rate
 from pretrain.huggingface.stored import read_stored, write
 from pretrain.job.processes import World, start_processes

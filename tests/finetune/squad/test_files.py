@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.squad.files import VERSIONS, Answer, load_squad, read_squad
-from foundation.config import ConfigError
 
 
 def entry(name: str = "q1", start: int = 4, **changes: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from electra_sampler.foundation.config import ConfigError
 from finetune.tagging.files import TASKS, find_file, load_tagging, read_tagged
-from foundation.config import ConfigError
 
 NER, POS = TASKS["NER"], TASKS["POS"]
 CONLLU = """# sent_id = 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.analysis.evaluation import HeldOut, one_line, open_matching
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.data.shards import Shards

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.analysis.health import LEAST_STEPS, Finding, diagnose, report
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.symptoms import Symptoms

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
-from foundation.locks import Lock
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.locks import Lock
 from pretrain.analysis.run_history import nearest_preset, read_history, read_log, value_of
 from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.presets import SMALL, TINY

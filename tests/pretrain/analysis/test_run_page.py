@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.analysis.figures import CHARTS
 from pretrain.analysis.run_page import write_page
 from pretrain.job.rank_log import EndRecord, write_record

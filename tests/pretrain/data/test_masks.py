@@ -10,7 +10,7 @@ import torch
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.masking import MASK_RATE, mask_size
-from foundation.ordering import key_of, uniforms
+from electra_sampler.foundation.ordering import key_of, uniforms
 from pretrain.data.batches import WEIGHTS_EVERY, Batch, BatchPlan, TrainingBatches, make_batch
 from pretrain.data.masks import SUBSET, TIE, read_masked
 from pretrain.data.shards import Shards, open_shards

@@ -24,9 +24,9 @@ import pretrain.data.shards
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.manifest import load_manifest, save_manifest
-from foundation import progress
-from foundation.config import ConfigError, LocalProblem
-from foundation.files import file_sha256
+from electra_sampler.foundation import progress
+from electra_sampler.foundation.config import ConfigError, LocalProblem
+from electra_sampler.foundation.files import file_sha256
 from pretrain.data import remote
 from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.data.remote import ShardCache, cache_folder, remote_folder
@@ -272,7 +272,7 @@ def test_an_opening_says_for_whom_it_waits(
     monkeypatch.setattr(progress, "SILENCE", 0.5)
     server.delay = 1.0
     folder = remote.RemoteFolder(server.url).local
-    script = "import sys, time; from pathlib import Path; from foundation.locks import Lock\n"
+    script = "import sys, time; from pathlib import Path; from electra_sampler.foundation.locks import Lock\n"
     script += "held = Lock(Path(sys.argv[1])); print(flush=True); time.sleep(3)"
     holder = subprocess.Popen([sys.executable, "-c", script, folder / remote.LOCK], stdout=subprocess.PIPE)
     assert holder.stdout and holder.stdout.readline()

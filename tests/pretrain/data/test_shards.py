@@ -15,9 +15,9 @@ from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.manifest import load_manifest, save_manifest, sum_shards
 from data_prep.shards import IndexedFile
-from foundation.config import ConfigError, LocalProblem
-from foundation.files import sealed
-from foundation.ordering import dealt, permuted
+from electra_sampler.foundation.config import ConfigError, LocalProblem
+from electra_sampler.foundation.files import sealed
+from electra_sampler.foundation.ordering import dealt, permuted
 from pretrain.data.batches import BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from tests.conftest import REPOSITORY

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundation.config import ConfigError
-from foundation.files import sealed
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import sealed
 from pretrain.engine.checkpoint import (
     FILES,
     MARKER,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foundation.config import ConfigError
-from foundation.machine import bf16_is_faster
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_config import EngineConfig, read, resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.engine.engine import Engine

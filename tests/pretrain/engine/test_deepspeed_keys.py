@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section

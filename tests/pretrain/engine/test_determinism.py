@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.engine.hardware import compute_deterministically
 from tests.pretrain.conftest import new_model

@@ -10,7 +10,7 @@ import torch
 from deepspeed.launcher.runner import fetch_hostfile
 from torch import nn
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.checkpoint import Checkpoint, load
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups, without_bias_correction

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundation import machine
+from electra_sampler.foundation import machine
 from pretrain.engine import hardware
 from pretrain.engine.hardware import choose, file_of, product_speed, slow_precision
 from tests.conftest import REPOSITORY

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.checkpoint import save
 from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.optim import parameter_groups

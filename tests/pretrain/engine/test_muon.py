@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine import muon
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine

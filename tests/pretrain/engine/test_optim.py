@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.optim import (
     OptimConfig,
     learning_rate,

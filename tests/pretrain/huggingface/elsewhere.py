@@ -12,7 +12,7 @@ from pathlib import Path
 
 class NotInstalled:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("foundation", "data_prep", "pretrain", "finetune"):
+        if name.split(".")[0] in ("electra_sampler", "data_prep", "pretrain", "finetune"):
             raise ModuleNotFoundError(f"No module named {name!r}")
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel, MPNetConfig, MPNetForMaskedLM, MPNetModel
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.forms import WORDS
 from pretrain.huggingface.stored import read_stored

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import ElectraConfig, ElectraForPreTraining
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.huggingface.folders import read_weights
 from pretrain.huggingface.stored import read_stored, write
 

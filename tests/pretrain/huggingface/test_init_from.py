@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertTokenizer, ElectraConfig, ElectraFor
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
@@ -249,7 +249,7 @@ def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     cached(stock_pair[0], tmp_path / "hub", "someone/generator")
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
     program = """
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.huggingface.init_from import find_models
 donors = find_models(["someone/generator", "someone/discriminator"])
 print([(donor.role, donor.config.embedding_size) for donor in donors])

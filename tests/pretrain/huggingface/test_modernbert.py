@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from data_prep.manifest import load_manifest
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface import forms
 from pretrain.huggingface.export import export

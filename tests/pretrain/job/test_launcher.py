@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.job.launcher import adopt_slurm, is_alive, launchers, missing_tasks, number_of
 from tests.conftest import REPOSITORY, needs, unshare
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundation.config import ConfigError
-from foundation.machine import cores
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.machine import cores
 from pretrain.job.processes import listen, start_processes
 from tests.conftest import free_port
 from tests.warm import Warm
@@ -52,8 +52,8 @@ def test_plain_python_is_a_job_of_one_with_every_core_and_exits_with_the_given_c
 
 FAILING = """
 import atexit, os
-from foundation.command_line import run_script
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.command_line import run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from pretrain.job.processes import start_processes
 def main(options: StrictConfig) -> int:
     start_processes()
@@ -147,7 +147,7 @@ def test_ranks_on_one_host_meet_where_no_other_host_can_reach_them(tmp_path: Pat
         rank.wait()
 
 
-IMPATIENT = "from foundation import progress; progress.SILENCE = 0.5\n" + RANK_0
+IMPATIENT = "from electra_sampler.foundation import progress; progress.SILENCE = 0.5\n" + RANK_0
 WAITS = {
     "0": "waiting for 1 of 2 ranks: rank 1; this shell of `srun --pty` is one of 2 tasks of its Slurm step, ",
     "1": "waiting for rank 0 at 127.0.0.1\n",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, masked_states
 from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY, new_model

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import load_objective, objective_class
 from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, VOCABULARY

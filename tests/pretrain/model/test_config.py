@@ -2,7 +2,7 @@
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig
 from pretrain.presets import PRESETS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.planning.hosts import check_hosts, facts, find_differences, read_hostfile, require_launch
 from pretrain.planning.options import RunOptions
 from pretrain.run import main

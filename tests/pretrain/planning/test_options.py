@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from foundation.command_line import parse_options
-from foundation.config import ConfigError
+from electra_sampler.foundation.command_line import parse_options
+from electra_sampler.foundation.config import ConfigError
 from pretrain.planning.options import RunOptions
 
 

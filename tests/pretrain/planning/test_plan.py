@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.method.registry import BUILT_IN
 from pretrain.planning.estimates import GPUS, memory_per_process
 from pretrain.planning.options import RunOptions

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.checkpoint import EngineState, save
 from pretrain.planning.estimates import GPUS, Machine
 from pretrain.planning.options import RunOptions

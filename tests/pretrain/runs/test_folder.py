@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.job.rank_log import EndRecord, write_record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save

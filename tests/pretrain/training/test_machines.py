@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.job.processes import start_processes
 from pretrain.planning.estimates import GPUS, Sizes, step_seconds, this_machine
 from pretrain.planning.options import RunOptions

@@ -9,7 +9,7 @@ from scipy.stats import entropy, pearsonr
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 from torch import Tensor
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, SamplerLoss, no_loss
 from pretrain.method.objective import Detected, Output

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from foundation.command_line import parse_options
+from electra_sampler.foundation.command_line import parse_options
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, Unread
 from pretrain.job.processes import start_processes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 from pretrain.runs.curves import Curves, Histogram
 from tests.pretrain.analysis.runs import write_run
 

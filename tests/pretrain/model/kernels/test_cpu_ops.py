@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundation import machine
+from electra_sampler.foundation import machine
 from pretrain.model import ops
 from pretrain.model.kernels import cpu_ops
 from pretrain.model.kernels.cpu_ops import attend, dropout, kept, layer_norm, linear, look_up

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from foundation.stats import (
+from electra_sampler.foundation.stats import (
     ResampledStatistic,
     auc,
     binary_entropy,

@@ -13,10 +13,12 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
-ROOT = Path(__file__).resolve().parents[1]
-"""The project's root: a checkout, or the site-packages folder of an installation, with the shipped data files."""
+ROOT = Path(__file__).resolve().parents[2]
+"""The project's root: a checkout, or the site-packages folder of an installation."""
+SHIPPED = ROOT if (ROOT / "ds_configs").is_dir() else ROOT / "electra_sampler"
+"""The folder of `ds_configs` and `hostfiles`: a checkout's root, or a package of the installation."""
 TEMPORARY_SUFFIX = ".tmp"
 _UNSEALED = "0" * 64
 _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')

@@ -1,6 +1,6 @@
-"""foundation/markdown_table.py: a header, a rule, and one line per row."""
+"""electra_sampler/foundation/markdown_table.py: a header, a rule, and one line per row."""
 
-from foundation.markdown_table import markdown_table
+from electra_sampler.foundation.markdown_table import markdown_table
 
 
 def test_a_table_is_its_header_a_rule_and_its_rows() -> None:

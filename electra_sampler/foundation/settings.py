@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from foundation.config import types_of
+from electra_sampler.foundation.config import types_of
 
 WIDTH = 120
 """Most characters per line."""

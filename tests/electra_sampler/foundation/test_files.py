@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
-from foundation.files import (
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.files import (
     NewFile,
     flush,
     make_folder,

@@ -26,8 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from foundation.command_line import print_warning, printable
-from foundation.config import ConfigError
+from electra_sampler.foundation.command_line import print_warning, printable
+from electra_sampler.foundation.config import ConfigError
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOOK_EVERY = 0.1

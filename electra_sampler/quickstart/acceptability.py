@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 WORD = re.compile(r"[A-Za-z'’-]+")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from electra_sampler.quickstart.summary import Results, median_score, read_results, show, table
 from finetune.config import GlueConfig
 from finetune.running.records import RunIdentity, RunRecord, append_record
-from quickstart.summary import Results, median_score, read_results, show, table
 
 
 def losses(step, discriminator_loss):

@@ -13,7 +13,7 @@ import pytest
 from pydantic import Field
 from safetensors.torch import load_file
 
-from foundation.command_line import (
+from electra_sampler.foundation.command_line import (
     HIDDEN,
     POSITIONAL,
     Group,
@@ -25,7 +25,7 @@ from foundation.command_line import (
     run_command,
     run_script,
 )
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 from tests.conftest import REPOSITORY
 
 
@@ -248,7 +248,7 @@ def test_under_a_launcher_only_one_rank_per_machine_prints_the_error(
     def fail(options):
         raise ConfigError("a: wrong")
 
-    monkeypatch.setattr("foundation.command_line.LAST_TO_LEAVE", 0.0)
+    monkeypatch.setattr("electra_sampler.foundation.command_line.LAST_TO_LEAVE", 0.0)
     monkeypatch.setenv(name, local_rank)
     assert run_command(fail, Options, "") == 2
     assert len(capsys.readouterr().err.splitlines()) == lines
@@ -413,8 +413,8 @@ def test_a_warning_beside_data_goes_to_the_stream_that_is_named(capsys):
 
 PROGRAM = """
 import errno, sys
-from foundation.command_line import run_command
-from foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.command_line import run_command
+from electra_sampler.foundation.config import ConfigError, StrictConfig
 
 def main(options):
     {body}

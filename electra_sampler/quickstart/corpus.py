@@ -1,6 +1,6 @@
 """Writes a small English corpus and a task, offline, from the documentation inside the installed Python packages.
 
-Run: python quickstart/corpus.py [--output FOLDER] [--task FOLDER]
+Run: python electra_sampler/quickstart/corpus.py [--output FOLDER] [--task FOLDER]
 
 Sources are parsed, never imported. A module's docstrings make one document. Only paragraphs that read as English prose
 are kept, each once (inherited docstrings repeat), one per line, with a blank line between documents.
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from data_prep.workers import start_pool
-from foundation.command_line import run_script
-from foundation.config import ConfigError, StrictConfig
-from foundation.machine import cores
-from quickstart.acceptability import DEV_SIZE, TRAIN_SIZE, write_task
+from electra_sampler.foundation.command_line import run_script
+from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.machine import cores
+from electra_sampler.quickstart.acceptability import DEV_SIZE, TRAIN_SIZE, write_task
 
 # Installed packages with much prose: direct and indirect dependencies of the project.
 PACKAGES = (

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from foundation import progress
+from electra_sampler.foundation import progress
 
 
 @pytest.mark.parametrize(

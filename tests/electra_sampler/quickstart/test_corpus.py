@@ -4,7 +4,15 @@ import re
 
 import pytest
 
-from quickstart.corpus import documents, is_prose, is_set_aside, paragraphs, prose_of, python_files, sources
+from electra_sampler.quickstart.corpus import (
+    documents,
+    is_prose,
+    is_set_aside,
+    paragraphs,
+    prose_of,
+    python_files,
+    sources,
+)
 
 SENTENCE = "This is sentence number {} of the text that is written for the test of a corpus."
 

@@ -29,7 +29,14 @@ from zipfile import BadZipFile
 from pydantic.fields import FieldInfo
 from safetensors import SafetensorError
 
-from foundation.config import ConfigError, LocalProblem, StrictConfig, did_you_mean, shown, without_secrets
+from electra_sampler.foundation.config import (
+    ConfigError,
+    LocalProblem,
+    StrictConfig,
+    did_you_mean,
+    shown,
+    without_secrets,
+)
 
 POSITIONAL = "command line: an argument without a flag"
 HIDDEN = "command line: not shown by --help"

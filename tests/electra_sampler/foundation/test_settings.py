@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from foundation.config import StrictConfig
-from foundation.settings import WIDTH, settings_tables
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.settings import WIDTH, settings_tables
 
 
 class Inner(StrictConfig):

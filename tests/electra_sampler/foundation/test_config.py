@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from foundation.config import ConfigError, StrictConfig, counted, one_of
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, one_of
 
 
 class Inner(StrictConfig):

@@ -1,6 +1,6 @@
 """Runs the whole pipeline on a small corpus, offline: from text to a fine-tuned score.
 
-Run: python quickstart/run.py [--short]
+Run: python electra_sampler/quickstart/run.py [--short]
 
 Runs the commands that a user would type, printing each, in the current folder. Empties data/quickstart and
 runs/quickstart there first, and touches no other folder. Ends with a table of results and an HTML page; the exit
@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from data_prep import defaults
-from foundation.command_line import run_script
-from foundation.config import StrictConfig
-from foundation.machine import cores
-from foundation.progress import about
+from electra_sampler.foundation.command_line import run_script
+from electra_sampler.foundation.config import StrictConfig
+from electra_sampler.foundation.machine import cores
+from electra_sampler.foundation.progress import about
 
 DATA = defaults.QUICKSTART
 RAW, VOCAB, SHARDS = defaults.QUICKSTART_RAW, defaults.QUICKSTART_VOCAB, defaults.QUICKSTART_SHARDS
@@ -123,7 +123,7 @@ def stages(steps: int) -> dict[str, str]:
         launcher = "python -m"
     glue = f"python -m finetune.run_glue --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
     return {
-        "corpus": f"python -m quickstart.corpus --output {RAW} --task {TASKS}/CoLA",
+        "corpus": f"python -m electra_sampler.quickstart.corpus --output {RAW} --task {TASKS}/CoLA",
         "vocabulary": f"python -m data_prep.train_vocab --input {RAW} --output {VOCAB} --size {VOCAB_SIZE}",
         "shards": f"python -m data_prep.build_shards --input {RAW} --output {SHARDS} --vocab {VOCAB}"
         f" --seq_length {SEQ_LENGTH} --held_out {HELD_OUT}",
@@ -149,7 +149,7 @@ def run_stage(command: str) -> int:
 
 def summarize(seconds: dict[str, float]) -> int:
     """Prints results, times and where to look; returns 1 if a result is not as required."""
-    from quickstart.summary import read_results, show, table
+    from electra_sampler.quickstart.summary import read_results, show, table
 
     rows = table(read_results(RUN, SCORES))
     print(

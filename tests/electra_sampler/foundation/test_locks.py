@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from foundation.config import ConfigError
-from foundation.locks import Held, Lock, Lost, confirm, holder
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.locks import Held, Lock, Lost, confirm, holder
 from tests.conftest import REPOSITORY
 
 TAKE = """
 import sys, time
 from pathlib import Path
-from foundation.locks import Held, Lock
+from electra_sampler.foundation.locks import Held, Lock
 for start in map(Path, sys.argv[2:]):
     print("ready", flush=True)
     while not start.exists():
@@ -112,7 +112,7 @@ def test_a_file_of_others_in_the_place_of_the_lock_is_refused_and_left_as_it_is(
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from foundation.locks import Lock
+from electra_sampler.foundation.locks import Lock
 lock = Lock(Path(sys.argv[1]))
 if os.fork() == 0:
     time.sleep(60)
@@ -231,7 +231,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, struct.pack("HL", len(program) // 8, ctypes.addressof(kept)), 0, 0) == 0, ctypes.get_errno()
 
-from foundation.locks import Lock
+from electra_sampler.foundation.locks import Lock
 for name in ("one", "two"):
     Lock(Path(sys.argv[1]) / name).release()
 print("at work")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.presets import TINY
-from quickstart.run import (
+from electra_sampler.quickstart.run import (
     FEWEST_STEPS,
     MOST_STEPS,
     SECONDS,
@@ -25,6 +24,7 @@ from quickstart.run import (
     stages,
     start_afresh,
 )
+from pretrain.presets import TINY
 from tests.conftest import REPOSITORY, free_port
 
 OWN = ("data/quickstart", "runs/quickstart")
@@ -76,8 +76,8 @@ def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_machi
 
 
 def test_the_short_form_trains_for_the_fewest_steps_without_measuring(folder, monkeypatch, capsys):
-    monkeypatch.setattr("quickstart.run.run_stage", lambda command: 1)
-    monkeypatch.setattr("quickstart.run.stages", lambda steps: {f"{steps} steps": "true"})
+    monkeypatch.setattr("electra_sampler.quickstart.run.run_stage", lambda command: 1)
+    monkeypatch.setattr("electra_sampler.quickstart.run.stages", lambda steps: {f"{steps} steps": "true"})
     assert main(QuickstartOptions(short=True)) == 1
     said = capsys.readouterr()
     assert said.out == "\n$ true\n" and "quickstart: 800 steps failed" in said.err
@@ -123,7 +123,7 @@ def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder
 
 def clone_into(folder):
     """Copies only the sources, with their bytecode, without data or runs."""
-    for name in ("electra_sampler", "foundation", "data_prep", "pretrain", "finetune", "quickstart", "ds_configs"):
+    for name in ("electra_sampler", "data_prep", "pretrain", "finetune", "ds_configs"):
         shutil.copytree(REPOSITORY / name, folder / name)
     shutil.copy(REPOSITORY / "Makefile", folder)
 
@@ -163,7 +163,7 @@ def test_a_whole_quickstart_changes_no_user_files_and_the_commands_for_own_text_
     clone_into(tmp_path)
     write_users_files(tmp_path)
     before = contents(tmp_path)
-    typed("python quickstart/run.py --short", tmp_path)
+    typed("python electra_sampler/quickstart/run.py --short", tmp_path)
     after = contents(tmp_path)
     changed = {path for path in before | after if before.get(path) != after.get(path)}
     assert {path for path in changed if not str(path.relative_to(tmp_path)).startswith(OWN)} == set()

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from foundation.config import counted
+from electra_sampler.foundation.config import counted
 
 _LINE = "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left"
 _SECONDS_BETWEEN_LINES = 30.0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from foundation.ordering import dealt, permuted, uniforms
+from electra_sampler.foundation.ordering import dealt, permuted, uniforms
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from foundation import machine
-from foundation.machine import cores, memory
+from electra_sampler.foundation import machine
+from electra_sampler.foundation.machine import cores, memory
 from tests.conftest import REPOSITORY
 
 GIB = 2**30
@@ -113,7 +113,11 @@ def test_without_affinity_as_on_macos_the_system_counts_the_cores(monkeypatch: p
 
 
 def printed(program: str) -> str:
-    command = [sys.executable, "-c", f"import os, resource, sys; from foundation.machine import *; {program}"]
+    command = [
+        sys.executable,
+        "-c",
+        f"import os, resource, sys; from electra_sampler.foundation.machine import *; {program}",
+    ]
     return subprocess.check_output(command, cwd=REPOSITORY, text=True, timeout=60).strip()
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from foundation.config import ConfigError
-from quickstart.acceptability import (
+from electra_sampler.foundation.config import ConfigError
+from electra_sampler.quickstart.acceptability import (
     DEV_SIZE,
     INTACT,
     SWAPPED,
