@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from configparser import ConfigParser
 from itertools import product
 from pathlib import Path
 from zipfile import ZipFile
@@ -69,6 +70,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
     (folder / "text.txt").write_text(TEXT)
     return folder
+
+
+def test_every_package_with_modules_is_a_regular_one() -> None:
+    """An editable installation does not find a namespace package below another package."""
+    config = ConfigParser()
+    config.read(REPOSITORY / "setup.cfg")
+    elsewhere = dict(line.split(" = ") for line in config["options"]["package_dir"].splitlines() if line)
+    packages = config["options"]["packages"].split()
+    folders = [REPOSITORY / elsewhere.get(name, name.replace(".", "/")) for name in packages]
+    assert not [folder for folder in folders if [*folder.glob("*.py")] and not (folder / "__init__.py").is_file()]
 
 
 def run(command: str, installed: Path, folder: Path) -> subprocess.CompletedProcess[str]:
