@@ -125,6 +125,12 @@ def test_the_console_command_prints_its_version_and_its_commands(installed: Path
     assert (shipped / "zero1_bf16.json").is_file() and shipped.is_relative_to(installed.parent)
 
 
+@pytest.mark.parametrize("named", ["--row Uniform", "--objective samplers.floors:Uniform"])
+def test_our_samplers_are_found_by_row_and_by_name(named: str, installed: Path, folder: Path) -> None:
+    shown = done(f"electra-sampler pretrain --preset tiny {named} --list_settings", installed, folder)
+    assert "objective uniform" in shown.splitlines()[0]
+
+
 def test_shards_are_built_in_a_users_folder(shards: Path) -> None:
     assert (shards / "manifest.json").is_file()
 

@@ -87,7 +87,13 @@ def objective_names() -> list[str]:
 
 def objective_class(name: str) -> "type[Objective]":
     """Returns the class of a built-in objective or of a loaded sampler, by its name or as package.module:CLASS."""
-    return LOADED[name].kind if name in LOADED else resolve_name(BUILT_IN.get(name, name))
+    return LOADED[name].kind if name in LOADED else resolve_name(importable(BUILT_IN.get(name, name)))
+
+
+def importable(name: str) -> str:
+    """Returns the name by which a module or class is imported here: a wheel has `samplers` below electra_sampler."""
+    shipped = name.startswith("samplers.") and importlib.util.find_spec("samplers") is None
+    return f"electra_sampler.{name}" if shipped else name
 
 
 def load_objective(given: str) -> str:
@@ -112,8 +118,7 @@ def load_objective(given: str) -> str:
         if place.endswith(".py"):
             module = _run_file(Path(place), source)
         else:
-            if place.startswith("samplers.") and importlib.util.find_spec("samplers") is None:
-                place = f"electra_sampler.{place}"  # where the wheel has them
+            place = importable(place)
             module = importlib.import_module(place)
             source = Path(inspect.getfile(module)).read_bytes()
         kind: Any = getattr(module, class_name, None)
