@@ -1,8 +1,8 @@
 """Masks of a sequence in an epoch: by default mask copy `epoch mod copies`, as it is in the shards.
 
 Mask copies of one shuffle are disjoint. At another rate, a mask joins whole copies of one shuffle and a random subset
-of the next, keyed by (seed, sequence, epoch). So every maskable token has the same probability. In
-short sequences a shuffle has fewer copies; tokens in none of them come last.
+of the next, keyed by (seed, sequence, epoch). So every maskable token has the same probability. In short sequences a
+shuffle has fewer copies; tokens in none of them come last.
 
 Shape letters: B batch, L length, C mask copies, M candidates for a sequence's mask, V vocabulary.
 """

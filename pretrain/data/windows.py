@@ -66,7 +66,8 @@ class ShardWindows:
     def _window_of(self, number: int) -> tuple[int, int]:
         """Returns epoch and window of the folder's sample with this number."""
         epoch, place = divmod(number, self._size)
-        return epoch, int(np.searchsorted(self._order(epoch)[1][:: self._window], place, side="right")) - 1
+        _, start_S = self._order(epoch)
+        return epoch, int(np.searchsorted(start_S[:: self._window], place, side="right")) - 1
 
     def _shards_of(self, epoch: int, window: int) -> list[int]:
         shard_S = self._order(epoch)[0][window * self._window : (window + 1) * self._window]

@@ -69,7 +69,8 @@ def choose(processes: int, given: Path = AUTO) -> ChosenFile:
 
 def file_of(precision: str, processes: int) -> Path:
     """Returns the file of a precision; in fp32 one process has nothing to share, so it trains in plain PyTorch."""
-    return SHIPPED / "ds_configs" / f"zero{int(precision != 'fp32' or processes > 1)}_{precision}.json"
+    stage = 0 if precision == "fp32" and processes == 1 else 1
+    return SHIPPED / "ds_configs" / f"zero{stage}_{precision}.json"
 
 
 def name_of_hardware() -> str:

@@ -189,7 +189,7 @@ class ElectraEncoder(Encoder):
 
 
 class TokenPacking(NamedTuple):
-    """Which positions layers compute: all T = B L of them or, outside attention, only the non-padding ones."""
+    """The positions that layers compute: all T = B L of them or, outside attention, only those without padding."""
 
     shape: torch.Size
     """[B, L]."""

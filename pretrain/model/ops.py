@@ -19,7 +19,7 @@ from pretrain.model.distribution import Distribution
 
 
 class Bias(NamedTuple):
-    """What attention adds to its scores: relative position and padding. `triton_attention` has another form."""
+    """The relative position and padding mask that attention adds to its scores; `TableBias` is Triton's form of it."""
 
     added_BNLL: Tensor
     """Both, [B, N, L, L], or only the mask, [B, 1, L, L] or [B, 1, 1, L]."""

@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     """A checked run."""
 
     description: RunDescription
-    """What is trained, as in the folder's run.json."""
+    """The run to train, as in the folder's run.json."""
     here: Placement
     shards: Shards
     held_out: Shards | None
@@ -235,7 +235,7 @@ class Given:
 
     @cached_property
     def description(self) -> RunDescription:
-        """What is trained."""
+        """The run to train, as run.json will hold it."""
         return describe(
             self.run,
             self.shards,

@@ -51,8 +51,8 @@ class MaskChoice(MasksInTurn):
     def add(self, batch: Batch, output: Output) -> None:
         assert output.detected
         positions_BK, valid_BK = batch.masked_positions_BK, batch.masked_valid_BK
-        # NaN and infinity, as fp16 may overflow
-        loss_BK = output.detected.discriminator_loss_BL.gather(1, positions_BK).nan_to_num(0.0, 0.0, 0.0)
+        loss_BK = output.detected.discriminator_loss_BL.gather(1, positions_BK)
+        loss_BK = loss_BK.nan_to_num(0.0, 0.0, 0.0)  # fp16 may overflow
         terms_2BK = torch.stack(((loss_BK * UNIT).round().long(), torch.ones_like(positions_BK))) * valid_BK
         self._recent_2V.index_add_(1, batch.input_ids_BL.gather(1, positions_BK).flatten(), terms_2BK.flatten(1))
 

@@ -1,4 +1,4 @@
-"""A start of pre-training, from its options to its first step: calls stand in the order in which they happen."""
+"""The start of pre-training, from the options to the first step, in the order in which it happens."""
 
 from contextlib import nullcontext, suppress
 

@@ -1,4 +1,4 @@
-"""The training state outside the engine, and what follows from it: rate, reports due, loss spikes, a fatal step."""
+"""The training state outside the engine, and what follows from it: reports, loss spikes, a fatal step, a checkpoint."""
 
 import json
 import math

@@ -64,7 +64,7 @@ def attention_bias(
     max_distance: int,
     head_size: int,
     dtype: torch.dtype,
-) -> "ops.Bias | TableBias":
+) -> ops.Bias | TableBias:
     """Computes `ops.attention_bias`, as tables instead of a tensor with the size L x L."""
     if dtype not in DTYPES or head_size > WIDEST_HEAD:
         return PLAIN_BIAS(visible_BL, relative, max_distance, head_size, dtype)
