@@ -51,11 +51,12 @@ bench: $(DEVELOPMENT)
 .venv: $(INSTALLED)
 
 # uv installs faster, but does not read pip's settings: where those say where packages come from, pip installs.
-# Modules are compiled when they are first imported, which most never are.
+# Modules are compiled when they are first imported, which most never are. Where Python keeps none of that,
+# as in many containers, they are compiled here: otherwise every command would compile PyTorch anew.
 $(INSTALLED) $(DEVELOPMENT): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	@if command -v uv > /dev/null && ! $(BIN)/python -m pip config list | grep -qE "index|find.links"; then \
-	    install="uv pip install --python $(BIN)/python --index-strategy unsafe-best-match"; \
-	else install="$(BIN)/python -m pip install --no-compile"; fi; \
+	    install="uv pip install --python $(BIN)/python --index-strategy unsafe-best-match$(if $(PYTHONDONTWRITEBYTECODE), --compile-bytecode)"; \
+	else install="$(BIN)/python -m pip install$(if $(PYTHONDONTWRITEBYTECODE),, --no-compile)"; fi; \
 	set -x; $$install $(PIP_OPTIONS) --constraint constraints.txt --editable ".$(if $(filter $(DEVELOPMENT),$@),[dev])"
 	@touch $(INSTALLED) $@
