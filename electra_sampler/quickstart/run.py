@@ -35,19 +35,20 @@ FEWEST_STEPS, MOST_STEPS, TRAINING_SECONDS = 800, 2000, 240
 """Pre-training takes as many steps as fit into these seconds, within these bounds."""
 MEAN_LENGTH = 58
 """Tokens per sequence of the corpus; the rest is padding."""
-STEP_SECONDS = 0.24
+STEP_SECONDS = 0.18
 SECONDS = {
-    "corpus": 28,
+    "corpus": 27,
     "vocabulary": 3,
-    "shards": 5,
-    "inspection": 12,
-    "evaluation": 6,
-    "export": 2,
-    "fine-tuning": 36,
-    "untrained encoder": 36,
+    "shards": 4,
+    "inspection": 8,
+    "start of pre-training": 21,
+    "evaluation": 7,
+    "export": 3,
+    "fine-tuning": 34,
+    "untrained encoder": 33,
     "report": 1,
 }
-"""Seconds of a step and of the other stages on two cores of an AMD EPYC of 2022, limited to AVX2."""
+"""Seconds of a step and of all else on two cores of an AMD EPYC of 2021 (AVX2)."""
 
 
 class QuickstartOptions(StrictConfig):
@@ -100,8 +101,8 @@ def fitting(step_seconds: float) -> int:
 
 
 def forecast(where: str, step_seconds: float, steps: int) -> str:
-    """Returns a line on how long this machine will take: its other stages are slower as its steps are."""
-    others = {name: seconds * step_seconds / STEP_SECONDS for name, seconds in SECONDS.items()}
+    """Returns a line on how long this machine will take: the other stages, which multiply less, differ as the root."""
+    others = {name: seconds * (step_seconds / STEP_SECONDS) ** 0.5 for name, seconds in SECONDS.items()}
     return (
         f"{about(steps * step_seconds + sum(others.values()))} on {where}: {about(steps * step_seconds)} for"
         f" {steps:,} steps of pre-training; seconds of the other stages: "

@@ -66,11 +66,11 @@ def test_as_many_steps_are_trained_as_fit_into_four_minutes_within_bounds():
     assert [fitting(240 / steps) for steps in (2500, 2000, 1290, 800, 100)] == [2000, 2000, 1200, 800, 800]
 
 
-def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_machine():
-    line = forecast("this core in fp32", 2 * STEP_SECONDS, 800)
-    minutes = round(2 * (800 * STEP_SECONDS + sum(SECONDS.values())) / 60)
+def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_root_of_a_step():
+    line = forecast("this core in fp32", 4 * STEP_SECONDS, 800)
+    minutes = round((4 * 800 * STEP_SECONDS + 2 * sum(SECONDS.values())) / 60)
     assert line.startswith(
-        f"about {minutes} minutes on this core in fp32: about 6 minutes for 800 steps of pre-training"
+        f"about {minutes} minutes on this core in fp32: about 10 minutes for 800 steps of pre-training"
     )
     assert f"; seconds of the other stages: corpus {2 * SECONDS['corpus']}, " in line
 
