@@ -106,7 +106,10 @@ def losses(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key not in CLOCK} for record in records]
 
 
-CHOICE = ("optim.steps=130", "mask_rate=0.3", "mask_choice=1", "checkpoint_every=40", "evaluate_every=1000")
+CHOICE = (
+    *("optim.steps=140", "mask_rate=0.3", "mask_choice=1", "checkpoint_every=70", "evaluate_every=1000"),
+    "model.layers=1",
+)
 """The weights of the choice change at step 100, between checkpoints."""
 
 
@@ -129,11 +132,11 @@ def test_a_run_that_chooses_its_masks_repeats_its_losses_bitwise_after_a_stop_an
     wait_for_step(killed, 105)
     process.kill()
     process.communicate()
-    assert not (killed / "checkpoints" / "step-00000120").exists()
+    assert not (killed / "checkpoints" / "step-00000140").exists()
     finished(launch(0, *commands))
     assert losses(killed) == losses(whole)
-    assert token_losses(killed, 130) == token_losses(whole, 130)
-    assert all(map(np.any, token_losses(whole, 130)))
+    assert token_losses(killed, 140) == token_losses(whole, 140)
+    assert all(map(np.any, token_losses(whole, 140)))
 
 
 def test_two_ranks_choose_the_masks_that_one_does(shards_folder: Path, tmp_path: Path) -> None:
@@ -146,8 +149,8 @@ def test_two_ranks_choose_the_masks_that_one_does(shards_folder: Path, tmp_path:
     one, two = (
         [record["discriminator_loss"] for record in read_metrics(tmp_path / name, "train")] for name in ("one", "two")
     )
-    assert len(one) == 130 and one == pytest.approx(two, rel=1e-4)
-    (known, recent), (known_by_two, recent_by_two) = (token_losses(tmp_path / name, 130) for name in ("one", "two"))
+    assert len(one) == 140 and one == pytest.approx(two, rel=1e-4)
+    (known, recent), (known_by_two, recent_by_two) = (token_losses(tmp_path / name, 140) for name in ("one", "two"))
     assert known[1] == known_by_two[1] and recent[1] == recent_by_two[1]
     assert known[0] == pytest.approx(known_by_two[0], rel=1e-3)
     assert recent[0] == pytest.approx(recent_by_two[0], rel=1e-3)
