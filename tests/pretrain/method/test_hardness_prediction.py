@@ -21,8 +21,8 @@ from pretrain.model.distribution import Dense
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 
 SEEDS = (0, 1, 2)
-DRAWS, VOCABULARY, ORIGINAL = 60_000, 9, 4
-RARE = 5e-4
+DRAWS, VOCABULARY, ORIGINAL = 20_000, 9, 4
+RARE = 1e-3
 """Cells with a smaller expected share are merged before the chi-square test."""
 
 
