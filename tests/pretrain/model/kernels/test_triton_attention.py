@@ -164,8 +164,9 @@ def test_without_relative_position_only_padding_is_hidden() -> None:
     assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], 1e-5)
 
 
-@pytest.mark.parametrize("radius", [1, 31, 64, 65, 130])
-@pytest.mark.parametrize("dtype", EXACT, ids=str)
+@pytest.mark.parametrize(
+    ("radius", "dtype"), zip([1, 31, 64, 65, 130], [*EXACT, torch.float32, torch.float16], strict=True), ids=str
+)
 def test_in_a_window_tokens_see_what_is_near(radius: int, dtype: torch.dtype) -> None:
     """A window narrower than a tile of 64, as wide, wider, and up to all but the ends of the sequence."""
     given = example(Case(2, 200, 64, 0, (200, 199, 130, 64, 3)), dtype)
