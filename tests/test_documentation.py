@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from errno import ENOSPC
+from functools import cache
 from html.parser import HTMLParser
 from itertools import takewhile
 from pathlib import Path
@@ -151,30 +152,30 @@ def lines_of(language: str, page: Path) -> list[str]:
 
 def printed(line: str) -> Iterator[bool]:
     """For each string of the code, whether it prints this line, a third of which it must spell out."""
-    for parts in STRINGS:
+    for parts in strings():
         pattern = r"(?:\w+\.py: error: )?" + ".+".join(map(re.escape, parts))
         yield len("".join(parts)) * 3 >= len(line) and bool(re.fullmatch(pattern, line))
 
 
-def strings() -> Iterator[tuple[str, ...]]:
+@cache
+def strings() -> list[tuple[str, ...]]:
     """The strings of the code, each as its constant parts, between which it puts values."""
+    found = set()
     for package in ("electra_sampler", "data_prep", "pretrain", "finetune"):
         for path in REPOSITORY.glob(f"{package}/**/*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
-                    yield tuple(str(part.value) if isinstance(part, ast.Constant) else "" for part in node.values)
+                    found.add(tuple(str(part.value) if isinstance(part, ast.Constant) else "" for part in node.values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield (node.value,)
-
-
-STRINGS = sorted(set(strings()))
+                    found.add((node.value,))
+    return sorted(found)
 
 
 def test_every_failure_in_the_guide_is_named_by_words_of_its_message() -> None:
     headings = re.findall(r"^## (.*`.*)$", (REPOSITORY / "docs/guide/failures.md").read_text(), re.MULTILINE)
     quoted = [part.strip() for heading in headings for part in re.findall(r"`([^`]+)`", heading)]
     assert len(quoted) > 10
-    everything = {os.strerror(ENOSPC), *(part for parts in STRINGS for part in parts)}
+    everything = {os.strerror(ENOSPC), *(part for parts in strings() for part in parts)}
     for words in (words.strip() for message in quoted for words in re.split(r"\.\.\.|\d+", message) if words.strip()):
         assert any(words in part for part in everything), words
 
