@@ -210,7 +210,7 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     printed = capsys.readouterr().out
     speed = "if it reaches the speed of this model, timed now"
     assert re.search(
-        rf"^time        about \d+ seconds?, [\d.,]+ ms a step, on th.* cores? in \w+, {speed}$", printed, re.M
+        rf"^time        about .+, [\d.,]+ ms a step, on th.* cores? in \w+, {speed}$", printed, re.M
     )
     assert "launch      python -m pretrain.run" in printed
 
@@ -223,7 +223,7 @@ def test_a_forecast_is_of_a_dry_run(shards_folder: Path, tmp_path: Path) -> None
 def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_it_all_the_same(
     shards_folder: Path, tmp_path: Path
 ) -> None:
-    months = {"preset": "base", "output": tmp_path / "run", "set": ("optim.steps=100000000", "keep_every=0")}
+    months = {"preset": "tiny", "output": tmp_path / "run", "set": ("optim.steps=10000000000", "keep_every=0")}
     with pytest.raises(
         ConfigError, match=r"^optim\.steps: the run would take about [\d,]+ years on th.* all the same, add"
     ):
