@@ -17,6 +17,8 @@ hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 # Triton's kernels run on CPUs too, interpreted; this must be set before anything imports Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # several keep all cores busy, where a thread that waits for others waits long
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
