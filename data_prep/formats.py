@@ -25,7 +25,7 @@ import regex
 
 from data_prep.sources import text_suffix
 from data_prep.unpacking import not_text, opened, unpacked
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 
 Boundary = Literal["blank_line", "file"]
 
@@ -267,13 +267,13 @@ def _parquet(path: Path, dictionaries: Sequence[str] = ()) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
-    try:
-        with opened(path) as raw, parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=dictionaries) as file:
-            yield file
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigError(
-            f"input: {path} cannot be read to the end ({str(error).splitlines()[0]}); replace the file"
-        ) from None
+    damage = (OSError, pyarrow.ArrowException)
+    with (
+        explained(f"input: {path} cannot be read to the end", "replace the file", damage),
+        opened(path) as raw,
+        parquet.ParquetFile(raw, buffer_size=_BATCH, read_dictionary=dictionaries) as file,
+    ):
+        yield file
 
 
 def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[bytes | None]:

@@ -31,7 +31,7 @@ from data_prep.shards import IndexedFile, file_problems, tokenizer_problems
 from data_prep.tokens import CONTINUATION, TOKENIZER_NAME, SubwordTokenizer
 from data_prep.workers import Pool, start_pool
 from electra_sampler.foundation.command_line import POSITIONAL, printable, run_script
-from electra_sampler.foundation.config import ConfigError, StrictConfig, counted
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, few
 from electra_sampler.foundation.machine import cores
 from electra_sampler.foundation.progress import Progress
 
@@ -72,10 +72,8 @@ def main(options: InspectOptions) -> int:
             if options.show and not found:
                 _show(folder, manifest, options.show)
             problems += found
-        for problem in problems[:_SHOWN]:
+        for problem in few(problems, "problems", _SHOWN):
             print(f"inspect_shards: {printable(problem)}", file=sys.stderr)
-        if len(problems) > _SHOWN:
-            print(f"inspect_shards: and {counted(len(problems) - _SHOWN, 'more problem')}", file=sys.stderr)
         if options.verify:
             if find_spec("megatron") is None:
                 print("\nmegatron-core is not installed: its reader did not check the shards")

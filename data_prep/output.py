@@ -29,7 +29,7 @@ from data_prep.manifest import (
 )
 from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
-from electra_sampler.foundation.config import ConfigError, StrictRecord
+from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, few
 from electra_sampler.foundation.files import make_folder, require_folder, sealed, unsealed, write_if_other
 from electra_sampler.foundation.locks import Held, Lock
 
@@ -98,12 +98,8 @@ def locked(folder: Path) -> Lock:
         ConfigError: another build holds the lock, or the folder cannot be made.
     """
     require_folder(folder)
-    try:
+    with explained(f"output: another build is writing to {folder}", "wait for it or choose another folder", Held):
         return Lock(folder / LOCK_NAME)
-    except Held as holder:
-        raise ConfigError(
-            f"output: another build is writing to {folder} ({holder}); wait for it or choose another folder"
-        ) from None
 
 
 def open_plan(folder: Path) -> BuildPlan | None:
@@ -135,8 +131,7 @@ def refuse_another(plan: BuildPlan, earlier: BuildPlan, folder: Path) -> None:
         if old.get(name) != new.get(name)
     ]
     if problems:
-        more = [f"and {len(problems) - 5} more differences"] if len(problems) > 5 else []
-        raise ConfigError(*problems[:5], *more)
+        raise ConfigError(*few(problems, "differences"))
 
 
 def prepare(folder: Path, tokenizer: SubwordTokenizer, punkt: PunktModel | None, index: Index | None = None) -> None:

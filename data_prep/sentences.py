@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import regex
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.files import write_if_other
 
 Sentences = Literal["punkt", "marks", "line"]
@@ -193,7 +193,7 @@ def load_model(folder: Path) -> PunktModel:
     Raises:
         ConfigError: a file is missing or malformed.
     """
-    try:
+    with explained(f"punkt: {folder} is not a Punkt model", "give the folder of a Punkt model"):
         rows = {
             name: [line.split("\t") for line in (folder / name).read_text("utf-8").split("\n") if line]
             for name in _FILES
@@ -204,8 +204,6 @@ def load_model(folder: Path) -> PunktModel:
             sent_starters={word for (word,) in rows["sent_starters.txt"]},
             ortho_context=Counter({word: int(flags) for word, flags in rows["ortho_context.tab"]}),
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"punkt: {folder} is not a Punkt model ({error}); give the folder of a Punkt model") from None
 
 
 def save_model(model: PunktModel, folder: Path) -> None:

@@ -19,7 +19,7 @@ import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_prep.curation.words import IN_WORDS, WITHOUT_SPACES
-from electra_sampler.foundation.config import ConfigError, StrictRecord
+from electra_sampler.foundation.config import ConfigError, StrictRecord, explained
 from electra_sampler.foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
@@ -405,13 +405,8 @@ def _checked(vocab: str, read: Callable[[], Marked]) -> Marked:
     Raises:
         ConfigError: it cannot be read, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    try:
+    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another"):  # any error, for every damage
         tokenizer, marks = read()
-    except ConfigError:
-        raise
-    except Exception as error:  # the tokenizers library raises bare Exception for every kind of damage
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"vocab: no tokenizer can be read from {vocab} ({reason}); give another") from None
     settings = json.loads(tokenizer.to_str())
     model, problems = settings["model"], []
     word_piece = model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == CONTINUATION

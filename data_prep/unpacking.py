@@ -23,7 +23,7 @@ from backports.zstd import ZstdDecompressor, ZstdError
 
 from data_prep.sources import Source
 from electra_sampler.foundation.command_line import print_warning, printable
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import explained
 from electra_sampler.foundation.files import write_atomically
 from electra_sampler.foundation.machine import cores
 
@@ -111,12 +111,8 @@ def opened(path: Path) -> io.BufferedReader:
     Raises:
         ConfigError: the file is missing or not readable.
     """
-    try:
+    with explained(f"input: {path} cannot be opened", "check that it exists and is readable"):
         return path.open("rb")
-    except OSError as error:
-        raise ConfigError(
-            f"input: {path} cannot be opened ({error.strerror}); check that it exists and is readable"
-        ) from None
 
 
 def unpacked(file: io.BufferedReader) -> Any:

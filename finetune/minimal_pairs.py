@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic_core import from_json
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.files import require_file_or_folder, require_folder, require_own, write_atomically
 from electra_sampler.foundation.markdown_table import markdown_table
 from electra_sampler.foundation.stats import mean, resample
@@ -40,7 +40,7 @@ def read_pairs(folder: Path) -> list[Pair]:
     archive = folder / "BLiMP.zip"
     for path in folder.glob("*"):
         require_file_or_folder(path, "data")  # a pipe would be read for ever
-    try:
+    with explained(f"data: {folder} cannot be read as BLiMP", "download it again"):
         inside = zipfile.Path(archive, "data/") if archive.is_file() else folder
         files = {path.name: path.read_bytes() for path in inside.iterdir() if path.name.endswith(".jsonl")}
         pairs = [
@@ -49,8 +49,6 @@ def read_pairs(folder: Path) -> list[Pair]:
             for line in content.removeprefix(b"\xef\xbb\xbf").splitlines()  # a byte order mark
             if line.strip()
         ]
-    except Exception as error:  # half a dozen types, by the damage; encryption is one more
-        raise ConfigError(f"data: {folder} cannot be read as BLiMP ({error!r}); download it again") from None
     if not pairs:
         raise ConfigError(f"data: {folder} holds no pairs; name the folder of BLiMP's .jsonl files or of BLiMP.zip")
     return pairs

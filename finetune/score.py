@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from electra_sampler.foundation.command_line import POSITIONAL, run_script
-from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig, explained
 from electra_sampler.foundation.files import read_file
 
 
@@ -75,10 +75,8 @@ def read_text(name: str) -> str:
         ConfigError: it cannot be read, or is not UTF-8.
     """
     what = "a file of text in UTF-8, or - for standard input"
-    try:
+    with explained(f"input: cannot read {name}", f"expected {what}", UnicodeDecodeError):
         return (sys.stdin.buffer.read() if name == "-" else read_file(Path(name), "input", what)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"input: cannot read {name} ({error}); expected a file of text in UTF-8, or -") from None
 
 
 def bits(log_likelihood: float) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from electra_sampler.foundation.command_line import POSITIONAL, run_script
-from electra_sampler.foundation.config import ConfigError, StrictConfig, shown
+from electra_sampler.foundation.config import ConfigError, StrictConfig, explained, shown
 from finetune.score import bits
 
 if TYPE_CHECKING:
@@ -144,10 +144,8 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     Raises:
         ConfigError: the sentence has no tokens, or more than a model has positions; or no such token.
     """
-    try:
+    with explained("sentence: cannot be read", "send UTF-8 text"):
         sentence = content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"sentence: {error}; send UTF-8 text") from None
     _, *ids, _ = all_ids = scorer.ids_of(sentence)
     if not ids:
         raise ConfigError(f"sentence: got {shown(sentence)}, expected words; type some")

@@ -28,7 +28,7 @@ from electra_sampler.foundation.command_line import (
     printable,
     run_script,
 )
-from electra_sampler.foundation.config import ConfigError, StrictConfig, counted
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, explained
 from electra_sampler.foundation.locks import holder, still_held
 from pretrain.job.rank_log import LOGS, first_cause, printable_lines, rank_log, read_ends
 from pretrain.job.stopping import EXIT_STOPPED, SIGNALS
@@ -89,15 +89,14 @@ class SupervisedCommand:
         Raises:
             ConfigError: there is no such program.
         """
-        try:
+        with explained(
+            f"command: cannot start {self.command[0]!r}",
+            "expected a program; give its path, such as .venv/bin/deepspeed, or activate the environment that has it",
+            OSError,
+        ):
             process = self._process = Popen(
                 self.command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", start_new_session=True
             )
-        except OSError as error:
-            raise ConfigError(
-                f"command: cannot start {self.command[0]!r} ({error.strerror}), expected a program; give its path, such"
-                " as .venv/bin/deepspeed, or activate the environment that has it"
-            ) from None
         reading = Thread(target=_show, args=(process.stdout,), daemon=True)
         reading.start()
         process.wait()

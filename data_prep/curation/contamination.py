@@ -30,7 +30,7 @@ import numpy as np
 
 from data_prep.curation.measures import ngram_keys
 from data_prep.curation.words import words
-from electra_sampler.foundation.config import ConfigError, shown
+from electra_sampler.foundation.config import ConfigError, explained, shown
 from electra_sampler.foundation.files import read_file, require_file_or_folder, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
@@ -171,7 +171,8 @@ def _read_set(given: str) -> EvaluationSet:
         fields = tuple(chosen.split(","))
     digest = hashlib.sha256()
     examples: list[tuple[str, str]] = []
-    try:
+    damage = (OSError, zipfile.BadZipFile, zlib.error, RuntimeError)  # the last: an encrypted archive
+    with explained(f"decontaminate: {given} cannot be read", "name another file", damage):
         for file, content in _files(Path(rest), pattern):
             digest.update(f"{file}\n{','.join(fields)}\n{len(content)}\n".encode(errors="surrogateescape"))
             digest.update(content)
@@ -184,8 +185,6 @@ def _read_set(given: str) -> EvaluationSet:
                     f"decontaminate: {file} of {given} has no text in {where}; name JSON keys, columns in the header "
                     "of a TSV, or column numbers from 1: FILE:FIELD,FIELD"
                 )
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last: an encrypted archive
-        raise ConfigError(f"decontaminate: {given} cannot be read ({error}); name another file") from None
     if not examples:
         raise ConfigError(f"decontaminate: {given} holds no files of this set; name the folder that contains them")
     return EvaluationSet(name or Path(rest).name, digest.hexdigest(), examples)
@@ -209,7 +208,8 @@ def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, b
 def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
     """Yields (number, field, text) for each text of a file."""
     suffix = Path(file).suffix
-    try:
+    what = f"decontaminate: {file} is not valid {'JSON' if suffix in _JSON else 'TSV'} in UTF-8"
+    with explained(what, "repair it, or convert it (iconv -t UTF-8)", (ValueError, RecursionError)):
         text = content.decode("utf-8-sig")
         if suffix == ".json":
             for number, found in enumerate(_strings(json.loads(text), fields), 1):
@@ -220,11 +220,6 @@ def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple
                     yield from ((number, *found) for found in _strings(json.loads(line), fields))
         else:
             yield from _cells(text, fields)
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if suffix in _JSON else "TSV"
-        raise ConfigError(
-            f"decontaminate: {file} is not valid {kind} in UTF-8 ({error}); repair it, or convert it (iconv -t UTF-8)"
-        ) from None
 
 
 def _cells(text: str, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:

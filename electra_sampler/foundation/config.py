@@ -4,7 +4,8 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -38,6 +39,23 @@ class ConfigError(Exception):
 
 class LocalProblem(ConfigError):
     """A problem that only some processes of a job may find, such as a damaged shard: each one prints its own."""
+
+
+@contextmanager
+def explained(what: str, fix: str, kinds: type[Exception] | tuple[type[Exception], ...] = Exception) -> Iterator[None]:
+    """Turns an error in the block of these kinds, by default of any, into a `ConfigError`: `WHAT (REASON); FIX`.
+
+    The reason is the first line of the error's message, with the name of its file unless that is in `what`.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
+        reason = repr(error) if isinstance(error, KeyError) else str(error).strip() or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror if str(error.filename or "") in what else f"{error.strerror}: {error.filename}"
+        raise ConfigError(f"{what} ({reason.splitlines()[0]}); {fix}") from None
 
 
 class StrictRecord(BaseModel):
@@ -124,6 +142,12 @@ def shown(value: Any) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Returns a count with its noun, in the plural unless it is 1: `1 shard`, `2,000 shards`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def few(problems: Sequence[str], others: str, most: int = 5) -> list[str]:
+    """Returns the first of the problems and, if there are more than `most`, one that counts the `others`."""
+    left = len(problems) - most
+    return [*problems[:most], *([f"{left:,} more {others}"] if left > 0 else [])]
 
 
 def parse_override(override: str) -> tuple[str, Any] | None:

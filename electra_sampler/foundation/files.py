@@ -6,14 +6,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic_core import from_json
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 
 ROOT = Path(__file__).resolve().parents[2]
 """The project's root: a checkout, or the site-packages folder of an installation."""
@@ -225,18 +225,16 @@ def read_file(path: Path, option: str, expected: str = "") -> bytes:
     return path.read_bytes()
 
 
-def read_object(path: Path, option: str, fix: str) -> dict[str, Any]:
-    """Reads a file that holds one JSON object.
+def read_object(path: Path, option: str, fix: str, parse: Callable[[bytes], Any] = from_json) -> dict[str, Any]:
+    """Reads a file that holds one JSON object, by default as `from_json` does.
 
     Raises:
         ConfigError: the file holds anything else, or is a pipe or a device; the message names `option`, and `fix`
             ends it if there is something to repair.
         FileNotFoundError: there is no such file.
     """
-    try:
-        values = from_json(read_file(path, option))
-    except ValueError as error:
-        raise ConfigError(f"{option}: cannot read {path}: {error}; {fix}") from None
+    with explained(f"{option}: cannot read {path}: not valid JSON", fix, (ValueError, RecursionError)):
+        values = parse(read_file(path, option))
     if not isinstance(values, dict):
         raise ConfigError(f"{option}: {path} holds {type(values).__name__}, expected an object; {fix}")
     return values

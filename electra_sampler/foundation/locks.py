@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from electra_sampler.foundation.command_line import print_warning, printable
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 LOOK_EVERY = 0.1
@@ -74,14 +74,10 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         """Takes the lock and returns None, or returns a description of its holder."""
         if lock := _held_here(path):  # do not open the file: closing it would release the lock
             return _described(lock.words)
-        try:
+        fix = "name another folder or fix its permissions"
+        with explained(f"lock: {path} cannot be created or written to", fix):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise ConfigError(
-                f"lock: {path} cannot be created or written to ({error.strerror}); name another folder"
-                " or fix its permissions"
-            ) from None
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # held by another process: EAGAIN or EACCES

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from electra_sampler.foundation.command_line import printable
-from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.config import ConfigError, counted, explained, few
 from finetune.glue.tasks import (
     AX,
     INDEX_COLUMNS,
@@ -25,8 +25,6 @@ from finetune.glue.tasks import (
 HUB_DATASET = "nyu-mll/glue"
 AX_FILES = [f"{folder}/{name}" for folder in ("AX", "diagnostic", "MNLI") for name in ("diagnostic-full", "diagnostic")]
 """Possible places of the diagnostic set in a download of GLUE; the full file has the labels."""
-PROBLEMS_SHOWN = 5
-"""Malformed rows shown in full; the rest are counted."""
 MALFORMED_AT_MOST = 1e-3
 """Largest share of malformed rows. The official QQP has a few, broken in two by a line feed within a question
 (nyu-mll/GLUE-baselines #5); a file of another task, or in another layout, is malformed nearly everywhere."""
@@ -89,19 +87,19 @@ def read_rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Ite
     Raises:
         ConfigError: the file cannot be read.
     """
-    try:
+    with (
+        explained(f"data_dir: cannot read {path}", f"expected GLUE's {task.name} file"),
         # Only a line feed ends a row: sentences may contain the other characters at which Python splits lines.
-        with path.open(encoding="utf-8-sig", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                cells = tuple(line.rstrip("\r\n").split("\t"))
-                if header is None:
-                    header = cells
-                elif len(cells) != len(header):
-                    yield number, f"{len(cells)} columns, expected {len(header)} separated by tabs"
-                else:
-                    yield number, dict(zip(header, cells, strict=True))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"data_dir: cannot read {path} ({error}); expected GLUE's {task.name} file") from None
+        path.open(encoding="utf-8-sig", newline="\n") as lines,
+    ):
+        for number, line in enumerate(lines, 1):
+            cells = tuple(line.rstrip("\r\n").split("\t"))
+            if header is None:
+                header = cells
+            elif len(cells) != len(header):
+                yield number, f"{len(cells)} columns, expected {len(header)} separated by tabs"
+            else:
+                yield number, dict(zip(header, cells, strict=True))
 
 
 def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
@@ -113,13 +111,8 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
     import datasets
 
     configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
-    try:
+    with explained(f"data_dir: cannot load {dataset} {configuration}", "give a folder of TSV files"):
         rows = datasets.load_dataset(dataset, configuration, split=split)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"data_dir: cannot load {dataset} {configuration} ({reason}); give a folder of TSV files"
-        ) from None
     return f"{dataset} {configuration} {split}", enumerate(rows, 1)
 
 
@@ -148,8 +141,7 @@ def read(task: GlueTask, source: Source, *, labeled: bool = True) -> ExampleSet:
 
 def _report(name: str, whole: int, problems: list[str]) -> None:
     """Prints the malformed rows of a source if they are few; otherwise raises a ConfigError that lists them."""
-    left = len(problems) - PROBLEMS_SHOWN
-    named = problems[:PROBLEMS_SHOWN] + ([f"data_dir: {name}: {left} more malformed rows"] if left > 0 else [])
+    named = few(problems, f"malformed rows in {name}")
     total = whole + len(problems)
     if len(problems) > MALFORMED_AT_MOST * total:
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.files import file_sha256, new_folder, remove
 from electra_sampler.foundation.locks import holder
 from electra_sampler.foundation.markdown_table import markdown_table
@@ -75,15 +75,10 @@ def load_tokenizer(path: Path, ids: int | None = None) -> Any:
         )
     kind = read_tokenizer_settings(path).get("tokenizer_class")
     as_it_is = kind in ("PreTrainedTokenizerFast", PreTrainedTokenizerFast.__name__)  # versions rename it
-    try:
+    with explained(f"model: {path} has a tokenizer that cannot be used", AGAIN):
         tokenizer = (PreTrainedTokenizerFast if as_it_is else ElectraTokenizerFast).from_pretrained(path)
         require_readable(path)
         tokenizer(["\u2603", "a snowman"], padding=True)  # needs [UNK] and [PAD]
-    except ConfigError:
-        raise
-    except Exception as error:  # a damaged file makes the library raise bare exceptions too
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"model: {path} has a tokenizer that cannot be used: {reason}; {AGAIN}") from None
     pieces = max(tokenizer.get_vocab().values()) + 1
     if ids is not None and pieces > ids:
         raise ConfigError(f"model: tokenizer in {path} has {pieces} pieces, expected at most {ids}; {AGAIN}")

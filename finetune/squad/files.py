@@ -10,12 +10,9 @@ from typing import NamedTuple
 import pydantic.dataclasses
 from pydantic import BaseModel, Field, ValidationError
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, few
 from electra_sampler.foundation.files import read_file
 from finetune.running.records import Task, sha256_of
-
-PROBLEMS_SHOWN = 5
-"""Malformed entries that an error shows in full; the rest are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +148,5 @@ def _contradictions(entries: list[_Entry], has_unanswerable: bool) -> Iterator[s
 
 def _refuse(source: str, problems: Iterable[str]) -> None:
     """Raises a ConfigError if there are problems; it lists the first few and the number of others."""
-    lines = [f"{source}: {problem}" for problem in problems]
-    more = len(lines) - PROBLEMS_SHOWN
-    if lines:
-        raise ConfigError(*lines[:PROBLEMS_SHOWN], *([f"{source}: {more} more malformed entries"] if more > 0 else []))
+    if found := few([*problems], "malformed entries"):
+        raise ConfigError(*(f"{source}: {problem}" for problem in found))

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 
 from data_prep.manifest import MANIFEST_NAME, ShardEntry, load_manifest
 from data_prep.tokens import TOKENIZER_NAME
-from electra_sampler.foundation.config import URL, ConfigError, LocalProblem, without_secrets
+from electra_sampler.foundation.config import URL, ConfigError, LocalProblem, explained, without_secrets
 from electra_sampler.foundation.files import (
     NewFile,
     file_sha256,
@@ -89,18 +89,14 @@ class RemoteFolder:
             key, _, secret = map(unquote, login.partition(":"))
             timeouts = {"connect_timeout": 15, "read_timeout": 60}
             login, options = "", {"key": key or None, "secret": secret or None, "config_kwargs": timeouts}
-        try:
+        fix = "use s3:// or https:// and pip install 'electra-sampler[remote]', or a local folder"
+        with explained(f"data: {url} cannot be read", fix, (ImportError, ValueError)):
             from aiohttp import ClientTimeout
             from fsspec.core import url_to_fs
 
             if protocol in ("http", "https"):
                 options["client_kwargs"] = {"timeout": ClientTimeout(sock_connect=15, sock_read=60)}
             self._files, self._path = url_to_fs(f"{protocol}://{login}{'@' if login else ''}{place}", **options)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"data: {url} cannot be read ({error}); use s3:// or https:// and pip install"
-                " 'electra-sampler[remote]', or a local folder"
-            ) from None
         content = self._read(MANIFEST_NAME, patience=PATIENCE)
         self.local = cache_folder() / hashlib.sha256(content).hexdigest()[:16]
         make_folder(self.local / TOKENIZER_NAME)

@@ -26,7 +26,7 @@ from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_mani
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_problems
 from electra_sampler.foundation.command_line import may_pass
-from electra_sampler.foundation.config import ConfigError, LocalProblem
+from electra_sampler.foundation.config import ConfigError, LocalProblem, few
 from electra_sampler.foundation.files import with_suffix
 from pretrain.data.mixture import Mixture
 from pretrain.data.remote import CACHE, GB, Copy, Missing, local_folder, remote_folder, url_of
@@ -285,8 +285,7 @@ def _require_one_build(folder: Path, manifest: Manifest, of_shards: bool) -> Non
     shards = manifest.shards if of_shards else ()
     problems += [problem for shard in shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
-        more = f", and {len(problems) - SHOWN} more problems" if len(problems) > SHOWN else ""
-        raise ConfigError(f"data: {folder} is damaged: {'; '.join(problems[:SHOWN])}{more}; {REPAIR}")
+        raise ConfigError(f"data: {folder} is damaged: {'; '.join(few(problems, 'problems', SHOWN))}; {REPAIR}")
     if not any(shard.sequences for shard in manifest.shards):
         raise ConfigError(f"data: {folder} has no sequences; build it from more text")
 

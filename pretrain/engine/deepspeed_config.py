@@ -8,11 +8,20 @@ any machine can check a file.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from electra_sampler.foundation.config import ConfigError, counted, one_of, parse_override, shown, without_duplicates
-from electra_sampler.foundation.files import SHIPPED, read_file
+from electra_sampler.foundation.config import (
+    ConfigError,
+    counted,
+    explained,
+    one_of,
+    parse_override,
+    shown,
+    without_duplicates,
+)
+from electra_sampler.foundation.files import SHIPPED, read_object
 from electra_sampler.foundation.machine import bf16_is_faster
 from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig
 
@@ -111,21 +120,11 @@ def resolve(
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(read_file(path, "deepspeed_config"), object_pairs_hook=without_duplicates)
-    except OSError as error:
-        ours = sorted(file.stem for file in (SHIPPED / "ds_configs").glob("*.json"))
-        raise ConfigError(
-            f"deepspeed_config: cannot read {path}: {error.strerror}; {one_of(path.stem, ('auto', *ours))}; see"
-            " ds_configs/README.md"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}; see ds_configs/README.md") from None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path}: got {shown(values)}, expected an object of DeepSpeed's keys; see ds_configs/README.md"
-        )
-    return values
+    ours = sorted(file.stem for file in (SHIPPED / "ds_configs").glob("*.json"))
+    known = f"{one_of(path.stem, ('auto', *ours))}; see ds_configs/README.md"
+    with explained(f"deepspeed_config: cannot read {path}", known, OSError):
+        parse = partial(json.loads, object_pairs_hook=without_duplicates)
+        return read_object(path, "deepspeed_config", "see ds_configs/README.md", parse)
 
 
 def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:

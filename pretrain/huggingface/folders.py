@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.config import ConfigError, counted, explained
 from electra_sampler.foundation.files import read_object
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -36,17 +34,12 @@ def find_folder(name: str | Path) -> Path:
         )
     from huggingface_hub import snapshot_download
 
-    try:
+    what = f"model: {name} is not a local folder and could not be downloaded from the hub"
+    with explained(what, "check the name, or download the model and name its folder"):
         found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt"]))
         if not any(found.glob("*.safetensors")):
             found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt"]))
         return found
-    except Exception as error:  # the hub client raises a dozen types; each means that the download failed
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"model: {name} is not a local folder and could not be downloaded from the hub: {reason}; check the"
-            " name, or download the model and name its folder"
-        ) from None
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
@@ -70,16 +63,13 @@ def read_weights(folder: Path, file: str = "model.safetensors") -> dict[str, Ten
             if parts
             else f"model: {folder} has no model.safetensors; save it in that format"
         )
-    try:
+    with explained(f"model: cannot read {path}", AGAIN):
         stored = torch.load(path, "cpu", weights_only=True) if path.name == PICKLED else load_file(path)
         if not all(
             isinstance(name, str) and isinstance(weight, Tensor) and weight.layout is torch.strided and weight.is_cpu
             for name, weight in stored.items()
         ):
             raise ValueError("expected nothing but dense tensors by name")
-    except (SafetensorError, OSError, RuntimeError, UnpicklingError, EOFError, AttributeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"model: cannot read {path}: {reason}; {AGAIN}") from None
     weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
     for name, weight in weights.items():
         if weight.dtype not in EXACT:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from electra_sampler.foundation.command_line import end_here
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.machine import cores, keep_freed_memory
 from electra_sampler.foundation.progress import Made, waited_for
 from pretrain.job.launcher import adopt_slurm, missing_tasks, number_of
@@ -154,13 +154,12 @@ def listen(address: str, port: int) -> socket.socket:
         return socket.create_server((str(ipaddress.IPv4Address(address)), port), backlog=BACKLOG)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    try:
+    fix = (
+        "another run may be using it: choose another with --master_port of deepspeed or torchrun, or by setting"
+        " MASTER_PORT"
+    )
+    with explained(f"MASTER_PORT: got {port}, expected a free port", fix):
         return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"MASTER_PORT: got {port}, expected a free port ({error}); another run may be using it: choose another with"
-            " --master_port of deepspeed or torchrun, or by setting MASTER_PORT"
-        ) from None
 
 
 def local_ranks() -> int:

@@ -18,7 +18,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from electra_sampler.foundation.config import ConfigError, counted, shown
+from electra_sampler.foundation.config import ConfigError, counted, explained, shown
 from electra_sampler.foundation.files import ROOT, file_sha256, read_file
 from electra_sampler.foundation.machine import cores
 from pretrain.job.launcher import number_of
@@ -46,13 +46,8 @@ def read_hostfile(path: Path) -> Slots:
     Raises:
         ConfigError: the file cannot be read, names no host, or has duplicate hosts or malformed lines.
     """
-    try:
-        lines = [line.strip() for line in read_file(path, "hostfile").decode("utf-8").split("\n")]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(
-            f"hostfile: cannot read {path} ({reason}); expected lines such as `node1 slots=8`, see hostfiles/"
-        ) from None
+    with explained(f"hostfile: cannot read {path}", "expected lines such as `node1 slots=8`, see hostfiles/"):
+        lines = [line.strip() for line in read_file(path, "hostfile").decode().split("\n")]
     slots: Slots = {}
     problems = []
     for number, line in enumerate(lines, 1):

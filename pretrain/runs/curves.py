@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import explained
 from pretrain.runs.folder import DESCRIPTION, flat
 
 CHARTS = {
@@ -146,7 +146,7 @@ class WeightsAndBiases:
         import wandb
 
         name, config = folder.resolve().name, json.loads((folder / DESCRIPTION).read_text())
-        try:
+        with explained("log_to: got wandb, which does not start", "run `wandb login`, or leave wandb out", wandb.Error):
             self._run = wandb.init(
                 project="electra-sampler",
                 group=name,
@@ -155,10 +155,6 @@ class WeightsAndBiases:
                 config=config,
                 settings=wandb.Settings(console="off", silent=True),
             )
-        except wandb.Error as error:
-            raise ConfigError(
-                f"log_to: got wandb, which does not start ({error}); run `wandb login`, or leave wandb out"
-            ) from None
         self._wandb = wandb
 
     def write(self, step: int, curves: Curves) -> None:

@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from pydantic.main import IncEx
 
 from data_prep.masking import mask_size
 from data_prep.tokens import LARGEST_VOCABULARY, SubwordTokenizer
-from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig, explained
 from electra_sampler.foundation.files import make_folder, read_object, write_atomically
 from electra_sampler.foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
@@ -168,21 +168,12 @@ def differences(folder: Path, before: RunDescription | None, now: RunDescription
             )
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> AbstractContextManager[None]:
     """Turns a failed write to the run folder during start-up into a `ConfigError`.
 
     Later writes survive a full disk instead (run_log.py, checkpoint.py).
-
-    Raises:
-        ConfigError: a write in the block failed.
     """
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"output: {folder} cannot be written to ({error.strerror}); make room there, or name another --output"
-        ) from None
+    return explained(f"output: {folder} cannot be written to", "make room there, or name another --output", OSError)
 
 
 def require_free(folder: Path) -> None:
@@ -256,13 +247,8 @@ def read_run(folder: Path) -> RunDescription:
         ConfigError: not a run folder, or one this version cannot read.
     """
     path = folder / DESCRIPTION
-    try:
-        values = read_object(path, "run", RESTORE)
-    except OSError as error:
-        raise ConfigError(
-            f"run: cannot read {path} ({error.strerror}); expected a folder written by pretrain/run.py"
-        ) from None
-    return RunDescription.from_values(values, str(path))
+    with explained(f"run: cannot read {path}", "expected a folder written by pretrain/run.py", OSError):
+        return RunDescription.from_values(read_object(path, "run", RESTORE), str(path))
 
 
 def data_of(description: RunDescription) -> tuple[Path, ...]:

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, one_of
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, explained, few, one_of
 
 
 class Inner(StrictConfig):
@@ -109,3 +109,31 @@ def test_the_source_of_the_values_precedes_each_problem():
 
 def test_a_config_error_prints_as_its_problems():
     assert str(ConfigError("a: wrong", "b: missing")) == "a: wrong; b: missing"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "No space", "a/file"), "No space"),
+        (OSError(28, "No space", "a/other"), "No space: a/other"),
+        (OSError("cut short"), "cut short"),
+        (KeyError("text"), "KeyError('text')"),
+        (ValueError("first line\nsecond"), "first line"),
+        (EOFError(), "EOFError"),
+    ],
+)
+def test_an_error_about_a_file_says_what_happened_and_how_to_fix_it(error, reason):
+    with pytest.raises(ConfigError) as told, explained("input: cannot read a/file", "replace it"):
+        raise error
+    assert told.value.problems == (f"input: cannot read a/file ({reason}); replace it",)
+
+
+def test_other_errors_and_those_that_are_explained_already_pass_as_they_are():
+    for error in (ConfigError("a: wrong"), TypeError("a bug")):
+        with pytest.raises(type(error), match=str(error)), explained("input: cannot read it", "replace it", OSError):
+            raise error
+
+
+def test_problems_beyond_the_first_are_counted():
+    assert few(["a", "b"], "rows", 2) == ["a", "b"]
+    assert few(["a", "b", "c", "d"], "rows", 2) == ["a", "b", "2 more rows"]

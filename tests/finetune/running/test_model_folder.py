@@ -42,12 +42,16 @@ def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
     ("name", "content", "problem"),
     [
         ("tokenizer.json", "{", "has a tokenizer that cannot be used"),
-        ("vocab.txt", "one\ntwo\n", r"cannot be used: .*Missing \[UNK\]"),
-        ("tokenizer_config.json", '{"pad_token": null}', "cannot be used: .*padding token"),
+        ("vocab.txt", "one\ntwo\n", r"cannot be used \(.*Missing \[UNK\]"),
+        ("tokenizer_config.json", '{"pad_token": null}', r"cannot be used \(.*padding token"),
         ("tokenizer_config.json", '{"tokenizer_class": "BertJapaneseTokenizer"}', "tokenizer_class 'BertJapanese"),
         ("added_tokens.json", '{"covid-19": 51}', r"added_tokens\.json .* adds 'covid-19'"),
         ("tokenizer_config.json", "[]", r"tokenizer_config\.json holds list, expected an object"),
-        ("tokenizer_config.json", "[" * 100_000, r"cannot read .*tokenizer_config\.json: recursion limit"),
+        (
+            "tokenizer_config.json",
+            "[" * 100_000,
+            r"tokenizer_config\.json: not valid JSON \(recursion limit",
+        ),
     ],
 )
 def test_a_damaged_tokenizer_is_refused(name: str, content: str, problem: str, copy: Path) -> None:
