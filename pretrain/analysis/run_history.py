@@ -1,21 +1,18 @@
 """Reads everything about a run from its folder, in any state: running, failed at its start, or with damaged files."""
 
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from electra_sampler.foundation.files import require_file_or_folder
 from electra_sampler.foundation.locks import holder
 from pretrain.config import RunConfig
 from pretrain.job.rank_log import EndRecord, first_cause, rank_log, read_ends
 from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, LOCK, STARTS, RunDescription, flat, read_run
-from pretrain.runs.log import RECORDS
+from pretrain.runs.log import RECORDS, lines_of, parsed, records_in
 
 LONGEST_WARNING = 400
 """Maximum characters shown of a warning."""
@@ -86,7 +83,7 @@ def read_history(folder: Path) -> History:
     """
     warnings = (
         line.decode(errors="replace").strip()[:LONGEST_WARNING]
-        for line in _lines(rank_log(folder, 0))
+        for line in lines_of(rank_log(folder, 0))
         if b"WARNING:" in line
     )
     return History(
@@ -106,10 +103,9 @@ def read_log(path: Path) -> Log:
     """Reads a run's log; skips and counts damaged lines."""
     found: dict[str, list[Record]] = {kind: [] for kind in KINDS}
     damaged = 0
-    for record in map(_parsed, _lines(path)):
-        kind = record.get("kind") if isinstance(record, dict) and type(record.get("step")) is int else None
-        if kind in KINDS:
-            found[kind].append(record)
+    for _, record in records_in(path):
+        if record and record.get("kind") in KINDS:
+            found[record["kind"]].append(record)
         else:
             damaged += 1
     return Log(found["train"], found["held_out"], (found["example"] or [{}])[-1], damaged)
@@ -117,7 +113,7 @@ def read_log(path: Path) -> Log:
 
 def read_starts(folder: Path) -> list[Record]:
     """Returns the records of the run's starts, oldest first."""
-    return [start for start in map(_parsed, _lines(folder / STARTS)) if isinstance(start, dict)]
+    return [start for start in map(parsed, lines_of(folder / STARTS)) if isinstance(start, dict)]
 
 
 def value_of(record: Mapping[str, Any], path: str) -> float:
@@ -140,29 +136,6 @@ def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
         found[name] = {key: (preset, own) for key, (preset, own) in values.items() if preset != own}
     name = min(found, key=lambda name: len(found[name]))
     return name, found[name]
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file; none if it cannot be read.
-
-    Raises:
-        ConfigError: it is a pipe or device, on which reading might block forever.
-    """
-    with suppress(OSError):
-        require_file_or_folder(path, "run")
-        with path.open("rb") as file:
-            yield from file
-
-
-def _parsed(text: bytes) -> Any:
-    """Parses JSON; `None` replaces invalid JSON and numbers that are not finite."""
-
-    def finite(text: str) -> float | None:
-        return value if math.isfinite(value := float(text)) else None
-
-    with suppress(ValueError, RecursionError):
-        return json.loads(text, parse_constant=lambda _: None, parse_float=finite)
-    return None
 
 
 def _steps(folder: Path, pattern: str) -> list[int]:

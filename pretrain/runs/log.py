@@ -1,6 +1,7 @@
 """Training log: one line per interval, `metrics.jsonl` and curves."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -9,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from electra_sampler.foundation.files import read_file, write_atomically
+from electra_sampler.foundation.files import require_file_or_folder, write_atomically
 from electra_sampler.foundation.progress import duration
 from pretrain.runs.curves import WRITERS, Curves, Histogram, Writer, curve_name, curves_of
 
@@ -57,7 +58,7 @@ class RunLog:
         self.total_steps = total_steps
         self._started = (time.monotonic(), step)
         self.path = folder / RECORDS
-        kept = [line for line, record in _whole_lines(self.path) if record["step"] <= step]
+        kept = [line.strip() for line, record in records_in(self.path) if record and record["step"] <= step]
         write_atomically(self.path, b"".join(line + b"\n" for line in kept))
         self._file, self._unwritten = self.path.open("ab", buffering=0), b""
         self._writers = [WRITERS[name](folder, step + 1) for name in log_to]
@@ -142,15 +143,34 @@ def log_line(step: int, total_steps: int, values: Mapping[str, Any], ending: str
 
 def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Returns the run folder's records of one kind, in order."""
-    return [record for _, record in _whole_lines(folder / RECORDS) if record.get("kind") == kind]
+    return [record for _, record in records_in(folder / RECORDS) if record and record.get("kind") == kind]
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields each line of the file that holds a record, with the record; skips others, such as a cut last line."""
-    if not path.exists():
-        return
-    for line in read_file(path, "run").splitlines():
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and type(record.get("step")) is int:
-                yield line, record
+def records_in(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yields each line of a run's log with its record; `None` for any other line, such as one cut by a kill."""
+    for line in lines_of(path):
+        record = parsed(line)
+        yield line, record if isinstance(record, dict) and type(record.get("step")) is int else None
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file; none if it cannot be read.
+
+    Raises:
+        ConfigError: it is a pipe or device, on which reading might block forever.
+    """
+    with suppress(OSError):
+        require_file_or_folder(path, "run")
+        with path.open("rb") as file:
+            yield from file
+
+
+def parsed(text: bytes) -> Any:
+    """Parses JSON; `None` replaces invalid JSON and numbers that are not finite."""
+
+    def finite(text: str) -> float | None:
+        return value if math.isfinite(value := float(text)) else None
+
+    with suppress(ValueError, RecursionError):
+        return json.loads(text, parse_constant=lambda _: None, parse_float=finite)
+    return None
