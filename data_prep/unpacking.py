@@ -96,7 +96,6 @@ _PACKINGS: dict[str, tuple[re.Pattern[bytes], Callable[[], Any]]] = {
 }
 """The kinds of compression: the first bytes of a stream, and its decompressor."""
 _LONGEST_MAGIC = 6  # bytes
-_ZEROS_OF_PADDING = 10  # at the end of a gzip file: its last stream ends with at most nine
 _ARCHIVES = {
     "tar": re.compile(rb"(?s).{257}ustar"),
     "zip": re.compile(rb"PK\x03\x04"),
@@ -155,11 +154,8 @@ def not_text(beginning: bytes) -> str | None:
 
 def can_seek(source: Source) -> bool:
     """True if a file is of gzip or bzip2 and rapidgzip is installed; warns if only rapidgzip is missing."""
-    with opened(source.path) as file:
-        kind = packing_of(file)
-        file.seek(max(0, source.size - _ZEROS_OF_PADDING))
-        if kind not in ("gzip", "bzip2") or (kind == "gzip" and not any(file.read())):  # rapidgzip refuses padding
-            return False
+    if _packing_at(source.path) not in ("gzip", "bzip2"):
+        return False
     if find_spec("rapidgzip"):
         return True
     print_warning(
@@ -171,7 +167,8 @@ def can_seek(source: Source) -> bool:
 def make_seek_index(source: Source, folder: Path) -> bool:
     """Decompresses a file, on all cores, to write the index that `open_seekable` needs; returns False if that fails.
 
-    A failure means that the file is damaged or padded; `Reader` tells which, as it reads the file from its beginning.
+    A failure means that the file is damaged, or padded and of gzip, which rapidgzip refuses; `Reader` tells which, as
+    it reads the file from its beginning.
     """
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
         with suppress(*DAMAGED, ValueError):
