@@ -2,7 +2,6 @@
 
 import io
 import json
-import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from electra_sampler.foundation.config import ConfigError, explained
-from electra_sampler.foundation.files import require_file_or_folder, require_folder, require_own, write_atomically
+from electra_sampler.foundation.files import BLIMP, files_in, require_folder, require_own, write_atomically
 from electra_sampler.foundation.markdown_table import markdown_table
 from electra_sampler.foundation.stats import mean, resample
 from finetune.scoring import Kind, open_scorer
@@ -37,15 +36,10 @@ def read_pairs(folder: Path) -> list[Pair]:
     Raises:
         ConfigError: there is no such file, or it is damaged.
     """
-    archive = folder / "BLiMP.zip"
-    for path in folder.glob("*"):
-        require_file_or_folder(path, "data")  # a pipe would be read for ever
     with explained(f"data: {folder} cannot be read as BLiMP", "download it again"):
-        inside = zipfile.Path(archive, "data/") if archive.is_file() else folder
-        files = {path.name: path.read_bytes() for path in inside.iterdir() if path.name.endswith(".jsonl")}
         pairs = [
             parse_pair(line)
-            for _, content in sorted(files.items())
+            for _, content in files_in(folder, BLIMP, "data")
             for line in content.removeprefix(b"\xef\xbb\xbf").splitlines()  # a byte order mark
             if line.strip()
         ]

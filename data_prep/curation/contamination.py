@@ -31,7 +31,7 @@ import numpy as np
 from data_prep.curation.measures import ngram_keys
 from data_prep.curation.words import words
 from electra_sampler.foundation.config import ConfigError, explained, shown
-from electra_sampler.foundation.files import read_file, require_file_or_folder, write_if_other
+from electra_sampler.foundation.files import BLIMP, files_in, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits
@@ -40,7 +40,7 @@ _GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "questio
 _LAYOUTS = {
     "glue": (re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
     "squad": (re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
-    "blimp": (re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
+    "blimp": (BLIMP, ("sentence_good", "sentence_bad")),
 }
 """The files and fields of each named set."""
 
@@ -173,7 +173,7 @@ def _read_set(given: str) -> EvaluationSet:
     examples: list[tuple[str, str]] = []
     damage = (OSError, zipfile.BadZipFile, zlib.error, RuntimeError)  # the last: an encrypted archive
     with explained(f"decontaminate: {given} cannot be read", "name another file", damage):
-        for file, content in _files(Path(rest), pattern):
+        for file, content in files_in(Path(rest), pattern, "decontaminate"):
             digest.update(f"{file}\n{','.join(fields)}\n{len(content)}\n".encode(errors="surrogateescape"))
             digest.update(content)
             texts = list(_texts(file, content, fields))
@@ -188,21 +188,6 @@ def _read_set(given: str) -> EvaluationSet:
     if not examples:
         raise ConfigError(f"decontaminate: {given} holds no files of this set; name the folder that contains them")
     return EvaluationSet(name or Path(rest).name, digest.hexdigest(), examples)
-
-
-def _files(root: Path, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bytes]]:
-    """Yields (name, content) of a file, or of each file in a folder or archive whose name matches, sorted by name."""
-    require_file_or_folder(root, "decontaminate")
-    if pattern is None or (root.is_file() and root.suffix != ".zip"):
-        yield root.name, root.read_bytes()
-        return
-    archive = root if root.is_file() else root / "BLiMP.zip"
-    if archive.is_file():
-        with zipfile.ZipFile(archive) as file:
-            yield from ((name, file.read(name)) for name in sorted(file.namelist()) if pattern.fullmatch(name))
-        return
-    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
-    yield from ((name, read_file(paths[name], "decontaminate")) for name in sorted(filter(pattern.fullmatch, paths)))
 
 
 def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:

@@ -1,6 +1,7 @@
 """Atomic file writes, and JSON files that contain their own checksum."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from zipfile import ZipFile
 
 from pydantic_core import from_json
 
@@ -20,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT if (ROOT / "ds_configs").is_dir() else ROOT / "electra_sampler"
 """The folder of `ds_configs` and `hostfiles`: a checkout's root, or a package of the installation."""
 TEMPORARY_SUFFIX = ".tmp"
+BLIMP = re.compile(r"(?:data/)?[^/.][^/]*\.jsonl")
+"""Names of BLiMP's files, in a folder or in BLiMP.zip."""
 _UNSEALED = "0" * 64
 _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
@@ -223,6 +227,27 @@ def read_file(path: Path, option: str, expected: str = "") -> bytes:
     """Returns the content of a file that comes from the user; refuses what `require_file_or_folder` does."""
     require_file_or_folder(path, option, expected)
     return path.read_bytes()
+
+
+def files_in(root: Path, pattern: re.Pattern[str] | None, option: str) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, content) of a file that a user names or, if there is a `pattern`, of each file of the folder or
+    archive `root` whose name matches, sorted by name.
+
+    Raises:
+        ConfigError: one of them is a pipe or a device.
+        OSError, BadZipFile, zlib.error, RuntimeError: one of them cannot be read.
+    """
+    require_file_or_folder(root, option)
+    if pattern is None or (root.is_file() and root.suffix != ".zip"):
+        yield root.name, root.read_bytes()
+        return
+    archive = root if root.is_file() else root / "BLiMP.zip"
+    if archive.exists():
+        with ZipFile(io.BytesIO(read_file(archive, option))) as file:
+            yield from ((name, file.read(name)) for name in sorted(file.namelist()) if pattern.fullmatch(name))
+        return
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
+    yield from ((name, read_file(paths[name], option)) for name in sorted(filter(pattern.fullmatch, paths)))
 
 
 def read_object(path: Path, option: str, fix: str, parse: Callable[[bytes], Any] = from_json) -> dict[str, Any]:
