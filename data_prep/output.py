@@ -29,7 +29,7 @@ from data_prep.manifest import (
 )
 from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
-from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, few
+from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, few, refuse
 from electra_sampler.foundation.files import make_folder, require_folder, sealed, unsealed, write_if_other
 from electra_sampler.foundation.locks import Held, Lock
 
@@ -130,8 +130,7 @@ def refuse_another(plan: BuildPlan, earlier: BuildPlan, folder: Path) -> None:
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
-    if problems:
-        raise ConfigError(*few(problems, "differences"))
+    refuse(few(problems, "differences"))
 
 
 def prepare(folder: Path, tokenizer: SubwordTokenizer, punkt: PunktModel | None, index: Index | None = None) -> None:

@@ -19,7 +19,7 @@ import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_prep.curation.words import IN_WORDS, WITHOUT_SPACES
-from electra_sampler.foundation.config import ConfigError, StrictRecord, explained
+from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, refuse
 from electra_sampler.foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
@@ -429,6 +429,5 @@ def _checked(vocab: str, read: Callable[[], Marked]) -> Marked:
         problems.append(f"vocab: {vocab} repeats a token or skips an id; give every id, from 0 on, its own token")
     if tokenizer.get_vocab_size() > LARGEST_VOCABULARY:
         problems.append(f"vocab: {vocab} has {tokenizer.get_vocab_size()} ids, expected at most {LARGEST_VOCABULARY}")
-    if problems:
-        raise ConfigError(*problems)
+    refuse(problems)
     return tokenizer, marks

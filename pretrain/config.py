@@ -14,12 +14,12 @@ from data_prep.manifest import Manifest
 from data_prep.masking import COPIES_PER_SHUFFLE, MASK_RATE
 from electra_sampler.foundation.config import (
     MOST,
-    ConfigError,
     Count,
     StrictConfig,
     did_you_mean,
     one_of,
     parse_override,
+    refuse,
     shown,
 )
 from pretrain.engine.optim import OptimConfig
@@ -145,9 +145,7 @@ def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
         ConfigError: lists every override without `=`, unknown key and invalid value.
     """
     values = config.model_dump()
-    problems = [problem for override in overrides if (problem := _apply(values, override))]
-    if problems:
-        raise ConfigError(*problems)
+    refuse([problem for override in overrides if (problem := _apply(values, override))])
     return RunConfig.from_values(values, "--set")
 
 

@@ -37,6 +37,12 @@ class ConfigError(Exception):
         super().__init__("; ".join(problems))
 
 
+def refuse(problems: Iterable[str]) -> None:
+    """Raises one `ConfigError` with all of the problems, if there are any."""
+    if found := tuple(problems):
+        raise ConfigError(*found)
+
+
 class LocalProblem(ConfigError):
     """A problem that only some processes of a job may find, such as a damaged shard: each one prints its own."""
 

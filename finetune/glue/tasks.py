@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from electra_sampler.foundation.config import ConfigError, one_of
+from electra_sampler.foundation.config import one_of, refuse
 from finetune.running.records import Task, answers_folder, sha256_of
 
 HUB_UNLABELED = -1
@@ -168,8 +168,8 @@ def select_tasks(names: Sequence[str]) -> list[GlueTask]:
         ConfigError: a name is unknown.
     """
     known = {name.lower(): task for name, task in TASKS.items()}
-    if unknown := [name for name in names if name.lower() not in {*known, "all"}]:
-        raise ConfigError(*(f"task: got {name!r}, {one_of(name, ('all', *TASKS))}" for name in unknown))
+    unknown = (name for name in names if name.lower() not in {*known, "all"})
+    refuse(f"task: got {name!r}, {one_of(name, ('all', *TASKS))}" for name in unknown)
     chosen = dict.fromkeys(name.lower() for name in names)
     return list(TASKS.values()) if "all" in chosen else [known[name] for name in chosen]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pydantic.dataclasses
 from pydantic import BaseModel, Field, ValidationError
 
-from electra_sampler.foundation.config import ConfigError, few
+from electra_sampler.foundation.config import few, refuse
 from electra_sampler.foundation.files import read_file
 from finetune.running.records import Task, sha256_of
 
@@ -148,5 +148,4 @@ def _contradictions(entries: list[_Entry], has_unanswerable: bool) -> Iterator[s
 
 def _refuse(source: str, problems: Iterable[str]) -> None:
     """Raises a ConfigError if there are problems; it lists the first few and the number of others."""
-    if found := few([*problems], "malformed entries"):
-        raise ConfigError(*(f"{source}: {problem}" for problem in found))
+    refuse(f"{source}: {problem}" for problem in few([*problems], "malformed entries"))

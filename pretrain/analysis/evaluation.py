@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, refuse
 from electra_sampler.foundation.files import require_folder, write_atomically
 from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
 from pretrain.analysis.crossing import Candidate, cross, crossing, tables
@@ -70,14 +70,12 @@ def evaluate(
     crossing_folder = output or runs[0] / "evaluation"
     for folder in (crossing_folder, *(run / "evaluation" for run in descriptions)):
         require_folder(folder)
-    problems = [
+    refuse(
         f"runs: {run} was trained on other shards than {runs[0]}; evaluate them separately, or name with --data shards"
         " that neither was trained on"
         for run, description in descriptions.items()
         if not data and description.data_sha256 != descriptions[runs[0]].data_sha256
-    ]
-    if problems:
-        raise ConfigError(*problems)
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         cpu_ops.use()

@@ -26,7 +26,7 @@ from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_mani
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_problems
 from electra_sampler.foundation.command_line import may_pass
-from electra_sampler.foundation.config import ConfigError, LocalProblem, few
+from electra_sampler.foundation.config import ConfigError, LocalProblem, few, refuse
 from electra_sampler.foundation.files import with_suffix
 from pretrain.data.mixture import Mixture
 from pretrain.data.remote import CACHE, GB, Copy, Missing, local_folder, remote_folder, url_of
@@ -216,8 +216,7 @@ def _require_alike(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
         for folder, times in sorted(named.items())
         if times > 1
     ]
-    if problems:
-        raise ConfigError(*problems)
+    refuse(problems)
 
 
 class _MappedShard:

@@ -18,6 +18,7 @@ from electra_sampler.foundation.config import (
     explained,
     one_of,
     parse_override,
+    refuse,
     shown,
     without_duplicates,
 )
@@ -94,8 +95,7 @@ def resolve(
             f" (train_micro_batch_size_per_gpu {micro} x {counted(world_size, 'rank')}); --set batch_size or"
             f" {OVERRIDE}train_micro_batch_size_per_gpu, or start another number of processes"
         )
-    if problems:
-        raise ConfigError(*problems)
+    refuse(problems)
     micro = batch_size // world_size if micro == "auto" else micro
     accumulation = batch_size // (world_size * micro)
     values = config.model_dump(exclude_none=True)

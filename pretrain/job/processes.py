@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from electra_sampler.foundation.command_line import end_here
-from electra_sampler.foundation.config import ConfigError, explained
+from electra_sampler.foundation.config import ConfigError, explained, refuse
 from electra_sampler.foundation.machine import cores, keep_freed_memory
 from electra_sampler.foundation.progress import Made, waited_for
 from pretrain.job.launcher import adopt_slurm, missing_tasks, number_of
@@ -74,8 +74,7 @@ class World:
                 made = make()
             except ConfigError as error:
                 problems = error.problems
-        if problems := self.share(problems):
-            raise ConfigError(*problems)
+        refuse(self.share(problems))
         return made
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from electra_sampler.foundation.command_line import print_warning
-from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.config import counted, refuse
 from electra_sampler.foundation.files import existing_part
 from electra_sampler.foundation.progress import about
 from pretrain.engine.checkpoint import newest_valid
@@ -60,8 +60,7 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         print(f"nothing was started; {counted(len(warnings), 'warning') + ':' if warnings else 'no problem was found'}")
     for warning in warnings:
         print_warning(warning)
-    if problems:
-        raise ConfigError(*problems)
+    refuse(problems)
 
 
 def _launch(plan: Plan, hostfile: Path | None) -> str:

@@ -18,7 +18,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from electra_sampler.foundation.config import ConfigError, counted, explained, shown
+from electra_sampler.foundation.config import ConfigError, counted, explained, refuse, shown
 from electra_sampler.foundation.files import ROOT, file_sha256, read_file
 from electra_sampler.foundation.machine import cores
 from pretrain.job.launcher import number_of
@@ -59,8 +59,7 @@ def read_hostfile(path: Path) -> Slots:
             problems.append(f"hostfile: {path} line {number}: got {shown(line)}, expected {expected}")
     if not slots and not problems:
         problems.append(f"hostfile: {path} names no host; expected lines such as `node1 slots=8`")
-    if problems:
-        raise ConfigError(*problems)
+    refuse(problems)
     return slots
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.config import ConfigError, counted, refuse
 from electra_sampler.foundation.files import require_folder
 from electra_sampler.foundation.settings import settings_tables
 from pretrain.config import RunConfig, with_overrides
@@ -296,9 +296,8 @@ def make_plan(options: RunOptions) -> Plan:
         ConfigError: every mistake in the options, the data and the run folder; if these can be read, every misfit.
     """
     given = Given(options)
-    problems = given.problems("donors", "run", "shards", "started", "deepspeed")
-    if problems := problems or [*chain.from_iterable(unfit(given))]:
-        raise ConfigError(*problems)
+    refuse(given.problems("donors", "run", "shards", "started", "deepspeed"))
+    refuse(chain.from_iterable(unfit(given)))
     replayable = not any(unreplayable(given.deepspeed, given.target.on_gpu))
     here = Placement(
         options.folder,
@@ -323,8 +322,7 @@ def list_settings(options: RunOptions) -> str:
         ConfigError: an option is wrong.
     """
     given = Given(options)
-    if problems := given.problems("donors", "run", "deepspeed_values"):
-        raise ConfigError(*problems)
+    refuse(given.problems("donors", "run", "deepspeed_values"))
     title = f"KEY, value and meaning with preset {options.preset} and objective {given.run.objective.name}"
     of_file = settings_tables(DeepSpeedConfig, given.deepspeed_values, OVERRIDE)
     return "\n\n".join((title, *settings_tables(RunConfig, given.run), *of_file))

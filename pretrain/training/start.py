@@ -4,7 +4,7 @@ from contextlib import nullcontext, suppress
 
 import torch
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, refuse
 from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.engine.checkpoint import all_valid, any_saved
 from pretrain.engine.engine import Engine
@@ -78,8 +78,7 @@ def measured_machine(plan: Plan, world: World) -> Machine:
     """
     require_same_precision(plan.here.deepspeed.precision, world)
     machine = plan.machine(world)
-    if problems := world.share([*unconfirmed_days(plan, machine)]):
-        raise ConfigError(*problems)
+    refuse(world.share([*unconfirmed_days(plan, machine)]))
     return machine
 
 
