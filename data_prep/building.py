@@ -13,7 +13,7 @@ from data_prep.duplicates import Pairs, copies_of, find_duplicates, hash_shard, 
 from data_prep.manifest import WORK_NAME, BuildConfig
 from data_prep.output import SIDES, ShardRecord, load_record, save_record
 from data_prep.pipeline import build_shard, copies_digest
-from data_prep.planning import Range, Shard, WorkerTask
+from data_prep.planning import Shard, WorkerTask
 from data_prep.reading import Reader, hashed, text_digest
 from data_prep.shards import file_problems
 from data_prep.unpacking import can_seek, make_seek_index
@@ -36,13 +36,8 @@ def make_shards(output: Path, config: BuildConfig, tasks: Sequence[WorkerTask], 
     """
     for task in tasks:
         part = task[0].ranges[0]
-        if (
-            (part.start == 0 and part.end is not None and len(task) == 1)
-            and can_seek(part.source)
-            and not make_seek_index(part.source, output / WORK_NAME)
-        ):
-            with Reader(config.reading) as reader:
-                deque(reader.chunks(Range(part.source)), 0)
+        if (part.start == 0 and part.end is not None and len(task) == 1) and can_seek(part.source):
+            make_seek_index(part.source, output / WORK_NAME)
     copies, places = _find_copies(output, config, tasks, pool) if config.dedup != "none" else (None, {})
     with Progress(sum(shard.size for task in tasks for shard in task), "shards") as progress:
         placed = ([(shard, places.get(shard.number)) for shard in task] for task in tasks)

@@ -164,17 +164,16 @@ def can_seek(source: Source) -> bool:
     return False
 
 
-def make_seek_index(source: Source, folder: Path) -> bool:
-    """Decompresses a file, on all cores, to write the index that `open_seekable` needs; returns False if that fails.
+def make_seek_index(source: Source, folder: Path) -> None:
+    """Decompresses a file, on all cores, to write the index that `open_seekable` needs.
 
-    A failure means that the file is damaged, or padded and of gzip, which rapidgzip refuses; `Reader` tells which, as
-    it reads the file from its beginning.
+    There is none of a file that is damaged, or padded and of gzip, which rapidgzip refuses: `Reader` tells which, as it
+    reads the file from its beginning.
     """
     for threads in (cores(), 1):  # several may stumble over bits within a block that look like the beginning of one
         with suppress(*DAMAGED, ValueError):
             write_atomically(index_path(source, folder), _seek_index(source.path, threads))
-            return True
-    return False
+            return
 
 
 def _seek_index(path: Path, threads: int) -> bytes:
