@@ -22,7 +22,7 @@ from electra_sampler.foundation.markdown_table import markdown_table
 from finetune.running.job import HuggingFaceModel, Job
 from finetune.running.records import FILE_NAME, RunIdentity, RunRecord, Task, read_records, task_prefix
 from pretrain.huggingface.export import TOKENIZER_SETTINGS
-from pretrain.huggingface.folders import AGAIN, read_config
+from pretrain.huggingface.folders import AGAIN, CARD, read_config, source_of
 from pretrain.huggingface.stored import read_stored, require_readable, write
 from pretrain.model.sizes import EncoderSizes
 
@@ -51,7 +51,8 @@ def open_model(name: str) -> ModelFolder:
     """
     stored = read_stored(name)
     path, tokenizer = stored.folder, load_tokenizer(stored.tokenizer, stored.config.vocab_size)
-    files = sorted(entry for entry in path.iterdir() if entry.is_file())
+    own = path == Path(name)  # the hub's card is no part of the model, and may be absent from its cache
+    files = sorted(entry for entry in path.iterdir() if entry.is_file() and (own or entry.name != CARD))
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
     return ModelFolder(path, hashlib.sha256(names_and_contents).hexdigest(), stored.config, tokenizer)
 
@@ -110,7 +111,7 @@ def save_finetuned(
         texts = {
             TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
             RESULTS: record.model_dump_json(indent=2) + "\n",
-            "README.md": card(made, record, form.code),
+            CARD: card(made, record, form.code),
         }
         for name, text in texts.items():
             (unfinished / name).write_text(text, "utf-8")
@@ -118,7 +119,8 @@ def save_finetuned(
 
 def card(made: HuggingFaceModel, record: RunRecord, carried: Sequence[str]) -> str:
     """Returns the model card in Markdown; `carried` are the files of the model's code in the folder."""
-    run, name = record.run, Path(record.model).name if Path(record.model).exists() else record.model
+    run, (name, terms) = record.run, source_of(record.model)
+    base = "" if run.random_weights else f"base_model: {json.dumps([name])}\n"
     code = ", trust_remote_code=True" if carried else ""
     scores = [
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
@@ -129,11 +131,11 @@ def card(made: HuggingFaceModel, record: RunRecord, carried: Sequence[str]) -> s
     return f"""---
 library_name: transformers
 pipeline_tag: {made.pipeline}
-tags:
+{base}tags:
 - electra
 ---
 
-# {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`
+# {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`{terms}
 
 ```python
 {made.example.replace("{code}", code)}

@@ -1,11 +1,11 @@
 """The model card of an export, `README.md` in its folder: the model, its training settings and its scores."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from electra_sampler.foundation.markdown_table import markdown_table
+from pretrain.huggingface.folders import source_of
 from pretrain.huggingface.forms import form_of
 from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
@@ -20,8 +20,6 @@ TASKS = {
     "AutoModelForMaskedLM": "fill-mask",
 }
 """Pipeline tag on Hugging Face's hub, by model class."""
-LICENSE = re.compile(r"\A---\n(?:(?!---).*\n)*?license: *([\w.-]+)\n")
-"""The license in the header of a model card."""
 SCORES = {
     "mlm_loss": "MLM cross-entropy, nats per masked position",
     "mlm_accuracy": "MLM accuracy",
@@ -127,10 +125,7 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
     auto = f"AutoModelFor{form.classes[architecture].partition('For')[2]}"
     scores = _scores(run, step, isinstance(config.objective, PredictionConfig)) if average == 1 else {}
     mean = f" The weights are the mean of {average} checkpoints up to this step." if average > 1 else ""
-    sources = {
-        Path(name).name if Path(name).exists() or name.count("/") != 1 else name: _license(Path(name) / "README.md")
-        for name in description.init_from
-    }
+    sources = dict(map(source_of, description.init_from))
     base = f"base_model: {json.dumps([*sources])}\n" if sources else ""
     start = f" It started from {' and '.join(f'`{name}`{its}' for name, its in sources.items())}." if sources else ""
     settings = dict(flat(config.model_dump(mode="json", exclude=BOOKKEEPING)))
@@ -171,12 +166,6 @@ It loads with transformers 5.23 or later.{CARRIES if code else ""}
 
 Made with {versions}.
 """
-
-
-def _license(card: Path) -> str:
-    """Returns the license that a model card names, in words; empty if there is none."""
-    found = card.is_file() and LICENSE.search(card.read_text("utf-8", "replace"))
-    return f" (license {found[1]})" if found else ""
 
 
 def _likelihood(description: RunDescription, code: str) -> str:

@@ -1,6 +1,8 @@
 """Hugging Face folders as files: found or downloaded, their settings and weights read, and weights put into a model."""
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ PICKLED = "pytorch_model.bin"
 
 AGAIN = "export or download the model again"
 """End of messages about a damaged or incomplete folder."""
+CARD = "README.md"
+LICENSE = re.compile(r"\A---\n(?:(?!---).*\n)*?license: *([\w.-]+)\n")
+"""The license in the header of a model card."""
 
 
 def find_folder(name: str | Path) -> Path:
@@ -36,10 +41,24 @@ def find_folder(name: str | Path) -> Path:
 
     what = f"model: {name} is not a local folder and could not be downloaded from the hub"
     with explained(what, "check the name, or download the model and name its folder"):
-        found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt"]))
+        found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt", CARD]))
         if not any(found.glob("*.safetensors")):
-            found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt"]))
+            found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt", CARD]))
         return found
+
+
+def source_of(name: str) -> tuple[str, str]:
+    """Returns how a card names a model: a folder by its last part, without those above it; and the license in the
+    model's own card, in words, empty if there is none in the folder or the hub's cache.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    card, on_hub = Path(name) / CARD, not Path(name).exists() and name.count("/") == 1
+    if on_hub:
+        with suppress(ValueError):  # the folder is gone, and its name is none that the hub allows
+            card = Path(str(try_to_load_from_cache(name, CARD)))
+    found = card.is_file() and LICENSE.search(card.read_text("utf-8", "replace"))
+    return name if on_hub else Path(name).absolute().name, f" (license {found[1]})" if found else ""
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from electra_sampler.foundation.locks import Lock
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.tasks import TASKS
-from finetune.running.model_folder import choose, keep_models, open_model
+from finetune.running.job import HuggingFaceModel
+from finetune.running.model_folder import card, choose, keep_models, open_model
 from finetune.running.records import RunRecord, append_record, read_records
 from tests.finetune.conftest import FP32, launch, make_record, run_queue
 from tests.warm import run
@@ -121,7 +122,16 @@ def test_a_pipeline_elsewhere_classifies_as_the_run_did(
     texts = [line.split("\t")[3] for line in (cola_folder / "CoLA" / "dev.tsv").read_text().splitlines()]
     found = elsewhere(python, CLASSIFIES, folder, texts)
     assert [one["label"] for one in found] == [("unacceptable", "acceptable")[int(best)] for best in dev["predicted"]]
-    assert "pipeline_tag: text-classification" in (folder / "README.md").read_text()
+    described = (folder / "README.md").read_text()
+    assert f'pipeline_tag: text-classification\nbase_model: ["{Path(source).name}"]\n' in described
+
+
+def test_the_card_names_the_license_of_its_source_and_no_source_of_untrained_weights(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    made, name = HuggingFaceModel("", {}, {}, "text-classification", ""), f"`{tmp_path.name}` (license apache-2.0)\n"
+    assert f"# CoLA, fine-tuned from {name}" in card(made, make_record(model=str(tmp_path)), ())
+    untrained = card(made, make_record(model=str(tmp_path), random_weights=True), ())
+    assert f"untrained weights of the shape of {name}" in untrained and "base_model" not in untrained
 
 
 def test_a_pipeline_elsewhere_gives_a_regressions_score(

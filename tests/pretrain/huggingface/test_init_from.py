@@ -248,9 +248,13 @@ def test_names_on_the_hub_are_found_in_its_cache_or_are_one_clear_error(
     """Runs in a new process, because the hub's client reads its settings once, on import."""
     cached(stock_pair[0], tmp_path / "hub", "someone/generator")
     cached(stock_pair[1], tmp_path / "hub", "someone/discriminator")
+    (snapshot,) = (tmp_path / "hub" / "models--someone--discriminator" / "snapshots").iterdir()
+    (snapshot / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     program = """
 from electra_sampler.foundation.config import ConfigError
+from pretrain.huggingface.folders import source_of
 from pretrain.huggingface.init_from import find_models
+print([source_of(name) for name in ("someone/discriminator", "someone/generator", "my own/folder gone")])
 donors = find_models(["someone/generator", "someone/discriminator"])
 print([(donor.role, donor.config.embedding_size) for donor in donors])
 try:
@@ -263,7 +267,9 @@ except ConfigError as error:
         [sys.executable, "-c", program], cwd=REPOSITORY, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    found, missing = done.stdout.splitlines()
+    sources, found, missing = done.stdout.splitlines()
+    names = ("someone/discriminator", " (license apache-2.0)"), ("someone/generator", ""), ("my own/folder gone", "")
+    assert sources == str([*names]), "for model cards"
     assert found == "[('generator', 24), ('discriminator', 24)]"
     assert "someone/missing is not a local folder and could not be downloaded from the hub" in missing
 
