@@ -30,7 +30,7 @@ from data_prep.manifest import (
 from data_prep.sentences import PUNKT_NAME, PunktModel, save_model
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
 from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, few, refuse
-from electra_sampler.foundation.files import make_folder, require_folder, sealed, unsealed, write_if_other
+from electra_sampler.foundation.files import require_folder, sealed, unsealed, write_if_other
 from electra_sampler.foundation.locks import Held, Lock
 
 LOCK_NAME = ".lock"
@@ -79,7 +79,6 @@ Record = TypeVar("Record", bound=StrictRecord)
 
 def save_record(output: Path, name: str, record: StrictRecord) -> None:
     """Writes the plan's or a shard's record; leaves an equal one untouched."""
-    make_folder(output / RECORDS_NAME)
     write_if_other(output / RECORDS_NAME / f"{name}.json", sealed(record.model_dump(mode="json")))
 
 
@@ -135,8 +134,6 @@ def refuse_another(plan: BuildPlan, earlier: BuildPlan, folder: Path) -> None:
 
 def prepare(folder: Path, tokenizer: SubwordTokenizer, punkt: PunktModel | None, index: Index | None = None) -> None:
     """Writes what the workers load: the tokenizer, the Punkt model and the n-grams of evaluation sets."""
-    (folder / WORK_NAME).mkdir(exist_ok=True)
-    (folder / HELD_OUT_NAME).mkdir(exist_ok=True)
     tokenizer.save(folder / TOKENIZER_NAME)
     if punkt is not None:
         save_model(punkt, folder / PUNKT_NAME)

@@ -208,6 +208,5 @@ def load_model(folder: Path) -> PunktModel:
 
 def save_model(model: PunktModel, folder: Path) -> None:
     """Writes a Punkt model as the four files that `load_model` reads."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in model.files().items():
         write_if_other(folder / name, content.encode())

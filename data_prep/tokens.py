@@ -195,7 +195,6 @@ class SubwordTokenizer:
 
     def save(self, folder: Path) -> None:
         """Writes the `files` into a folder, leaving unchanged ones untouched."""
-        folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files().items():
             write_if_other(folder / name, content)
 

@@ -100,7 +100,6 @@ def evaluate(
                 label = f"{scorer.name} {kind}"
                 right[label] = (good_P > bad_P) + 0.5 * (good_P == bad_P)
                 results[label] = accuracies(right[label], pairs)
-    output.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     np.savez_compressed(content, right=np.stack([*right.values()]).astype(np.float32))
     write_atomically(output / "blimp.npz", content.getvalue())

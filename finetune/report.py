@@ -8,7 +8,7 @@ from typing import Annotated
 
 from electra_sampler.foundation.command_line import POSITIONAL, run_script
 from electra_sampler.foundation.config import StrictConfig
-from electra_sampler.foundation.files import require_own
+from electra_sampler.foundation.files import require_own, write_atomically
 
 
 class ReportOptions(StrictConfig):
@@ -28,8 +28,7 @@ def main(options: ReportOptions) -> None:
     output = options.output or outputs[0] / "report.md"
     text = markdown(make_rows(load_runs(options.runs)), outputs)
     require_own(output, text.partition("\n")[0])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    write_atomically(output, text.encode())
     print(f"{text}\nwritten to {output}")
 
 

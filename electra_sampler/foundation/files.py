@@ -31,7 +31,8 @@ _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 class NewFile:
     """A file written piece by piece: absent until `close`, complete afterward; never created if nothing is written.
 
-    A link is followed. A pipe or a character device is written to as it is; only a regular file is ever replaced.
+    Missing folders above it are made. A link is followed. A pipe or a character device is written to as it is; only a
+    regular file is ever replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,6 +63,7 @@ class NewFile:
         if not stat.S_ISREG(mode):
             return self._path.open("wb")  # no folder and no socket
         self._temporary = with_suffix(Path(os.path.realpath(self._path)), TEMPORARY_SUFFIX)
+        make_folder(self._temporary.parent)
         self._temporary.unlink(missing_ok=True)  # left by a kill; or a link, which must not be written through
         return self._temporary.open("xb")
 

@@ -152,7 +152,5 @@ def append_record(path: Path, record: RunRecord) -> None:
 def write_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Writes each value to the file of its name: text as it is, anything else as JSON."""
     for name, value in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-        write_atomically(path, text.encode())
+        write_atomically(folder / name, text.encode())

@@ -131,7 +131,6 @@ def evaluate_run(
     `metrics.json` and the figure describe the newest checkpoint. If there are several, `steps.json` covers all of them.
     """
     folder = run / "evaluation"
-    folder.mkdir(exist_ok=True)
     evaluations = [evaluate_checkpoint(run, description, checkpoint, held_out) for checkpoint in chosen]
     results = [part.result for part in evaluations]
     for result in results:
@@ -192,7 +191,6 @@ def cross_runs(evaluations: list[list[Candidate]], held_out: HeldOut, folder: Pa
         return
     entries = [entry for parts in crossed_at for entry in cross(parts, held_out.batches, held_out.device)]
     crossed = crossing(entries, held_out.sequences)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "crossing.json", crossed)
     with io.BytesIO() as sums:
         np.savez_compressed(sums, sums=np.stack([entry.sums_CS for entry in entries]))

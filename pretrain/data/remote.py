@@ -27,7 +27,6 @@ from electra_sampler.foundation.config import URL, ConfigError, LocalProblem, ex
 from electra_sampler.foundation.files import (
     NewFile,
     file_sha256,
-    make_folder,
     with_suffix,
     write_atomically,
     write_if_other,
@@ -99,7 +98,6 @@ class RemoteFolder:
             self._files, self._path = url_to_fs(f"{protocol}://{login}{'@' if login else ''}{place}", **options)
         content = self._read(MANIFEST_NAME, patience=PATIENCE)
         self.local = cache_folder() / hashlib.sha256(content).hexdigest()[:16]
-        make_folder(self.local / TOKENIZER_NAME)
         lock = self.local / LOCK
         with waited_for(lambda: holder(lock) or str(lock), lambda: Lock(lock, patience=inf)):
             write_if_other(self.local / MANIFEST_NAME, content)

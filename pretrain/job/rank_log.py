@@ -87,7 +87,6 @@ def keep_rank_log(folder: Path, rank: int) -> None:
 
     Library messages below level ERROR, and Python's warnings, go to the log only.
     """
-    (folder / LOGS).mkdir(parents=True, exist_ok=True)
     record = EndRecord.of(rank)
     write_record(folder, record)
     log = rank_log(folder, rank).open("a", buffering=1, encoding="utf-8")

@@ -24,7 +24,7 @@ from pydantic.main import IncEx
 from data_prep.masking import mask_size
 from data_prep.tokens import LARGEST_VOCABULARY, SubwordTokenizer
 from electra_sampler.foundation.config import ConfigError, StrictConfig, explained
-from electra_sampler.foundation.files import make_folder, read_object, write_atomically
+from electra_sampler.foundation.files import read_object, write_atomically
 from electra_sampler.foundation.locks import Held, Lock, still_held
 from pretrain.config import RunConfig
 from pretrain.data.remote import local_folder
@@ -217,7 +217,6 @@ def write_run(folder: Path, description: RunDescription, deepspeed: Mapping[str,
     """
     tokenizer = SubwordTokenizer.load(local_folder(Path(description.data[0])) / "tokenizer")
     with writing(folder):
-        make_folder(folder)
         tokenizer.save(folder / "tokenizer")
         write_json(folder / "deepspeed.json", deepspeed)
         if description.sampler:

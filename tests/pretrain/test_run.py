@@ -32,9 +32,7 @@ def test_a_full_disk_at_the_start_ends_the_command_in_one_line(
     process = launch(0, *run_arguments(shards_folder, folder))
     said, _ = process.communicate(timeout=300)
     errors = [line for line in said.splitlines() if "error" in line or line.startswith(("Traceback", "  File"))]
-    expected = (
-        rf"run\.py: error: output: {folder} cannot be written to \(No space left on device.*\); make room"
-    )
+    expected = rf"run\.py: error: output: {folder} cannot be written to \(No space left on device.*\); make room"
     assert len(errors) == 1 and re.match(expected, errors[0]), said
     assert process.returncode == 2
     filler.unlink()
