@@ -18,8 +18,7 @@ import numpy as np
 
 from data_prep.manifest import Manifest, ShardEntry
 from data_prep.tokens import TOKENIZER_NAME, SubwordTokenizer
-from electra_sampler.foundation.command_line import may_pass
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.files import NewFile, file_sha256, with_suffix, write_atomically
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -49,7 +48,8 @@ class IndexedFile:
 
     def __init__(self, prefix: Path) -> None:
         index_path, self._data_path = with_suffix(prefix, ".idx"), with_suffix(prefix, ".bin")
-        try:
+        damage = (OSError, ValueError, struct.error)
+        with explained(f"{prefix}: cannot be read as an indexed file", "rebuild the shard", damage):
             index = mapped(index_path, np.dtype(np.uint8))
             magic, version, code, items, marks = _HEADER.unpack_from(index.data)
             if magic != _MAGIC or version != 1 or code not in _TYPES:
@@ -62,10 +62,6 @@ class IndexedFile:
             self.lengths = np.frombuffer(index, np.int32, items, _HEADER.size)
             self.offsets = np.frombuffer(index, np.int64, items, _HEADER.size + 4 * items)
             self.size = self._data_path.stat().st_size
-        except (OSError, ValueError, struct.error) as error:
-            if may_pass(error):
-                raise
-            raise ConfigError(f"{prefix}: cannot be read as an indexed file ({error}); rebuild the shard") from None
         end = int(self.offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if items else 0
         if self.size != end:
             raise ConfigError(f"{self._data_path}: damaged: its size does not match its index; rebuild the shard")

@@ -197,8 +197,7 @@ def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple
     with explained(what, "repair it, or convert it (iconv -t UTF-8)", (ValueError, RecursionError)):
         text = content.decode("utf-8-sig")
         if suffix == ".json":
-            for number, found in enumerate(_strings(json.loads(text), fields), 1):
-                yield number, *found
+            yield from ((number, *found) for number, found in enumerate(_strings(json.loads(text), fields), 1))
         elif suffix in _JSON:
             for number, line in enumerate(text.split("\n"), 1):
                 if line.strip():

@@ -30,10 +30,12 @@ from pydantic.fields import FieldInfo
 from safetensors import SafetensorError
 
 from electra_sampler.foundation.config import (
+    MAY_PASS,
     ConfigError,
     LocalProblem,
     StrictConfig,
     did_you_mean,
+    may_pass,
     shown,
     without_secrets,
 )
@@ -66,12 +68,6 @@ EXIT_UNREAD = 141  # the shell's convention for output into a closed pipe, as wi
 
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 """Names of a process's number on its machine: torchrun's and this project's; Open MPI's; MPICH's and Intel's."""
-MAY_PASS = (
-    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOLCK, errno.ENOMEM, errno.EAGAIN, errno.ETIMEDOUT),
-    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
-    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-)
-"""Failures of a disk, a file server or a network, after which the same command may succeed."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FIXES = {
     **dict.fromkeys(MAY_PASS, "check that disk or network, then run the same command again"),
@@ -186,11 +182,6 @@ def _told(error: Exception) -> int:
 def exit_code(error: BaseException) -> int:
     """The exit code of a command that ends with this error: 2 if the user can fix it, 1 if it is transient or a bug."""
     return EXIT_BAD_USAGE if problems_of(error) and not may_pass(error) else EXIT_FAILED
-
-
-def may_pass(error: BaseException) -> bool:
-    """Returns whether the same command may succeed later: too little memory, a failing disk, file server or network."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)
 
 
 def problems_of(error: BaseException) -> tuple[str, ...]:

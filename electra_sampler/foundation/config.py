@@ -1,6 +1,7 @@
 """Strict, frozen configuration: all mistakes in it are reported together in one `ConfigError`."""
 
 import difflib
+import errno
 import json
 import re
 import shlex
@@ -24,6 +25,12 @@ _NO_TEXT = re.compile(r"[\ud800-\udfff]")
 MOST = 2**53
 """The largest count allowed: JSON and floats represent all integers up to it exactly."""
 Count = Annotated[int, Field(gt=0, le=MOST)]
+MAY_PASS = (
+    *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOLCK, errno.ENOMEM, errno.EAGAIN, errno.ETIMEDOUT),
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ENOTCONN),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+)
+"""Failures of a disk, a file server or a network, after which the same command may succeed."""
 
 
 class ConfigError(Exception):
@@ -48,20 +55,31 @@ class LocalProblem(ConfigError):
 
 
 @contextmanager
-def explained(what: str, fix: str, kinds: type[Exception] | tuple[type[Exception], ...] = Exception) -> Iterator[None]:
+def explained(
+    what: str,
+    fix: str,
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+    kind: type[ConfigError] = ConfigError,
+) -> Iterator[None]:
     """Turns an error in the block of these kinds, by default of any, into a `ConfigError`: `WHAT (REASON); FIX`.
 
-    The reason is the first line of the error's message, with the name of its file unless that is in `what`.
+    The reason is the first line of the error's message, with the name of its file unless that is in `what`. An error
+    that may pass stays as it is.
     """
     try:
         yield
-    except ConfigError:
-        raise
     except kinds as error:
+        if isinstance(error, ConfigError) or may_pass(error):
+            raise
         reason = repr(error) if isinstance(error, KeyError) else str(error).strip() or type(error).__name__
         if isinstance(error, OSError) and error.strerror:
             reason = error.strerror if str(error.filename or "") in what else f"{error.strerror}: {error.filename}"
-        raise ConfigError(f"{what} ({reason.splitlines()[0]}); {fix}") from None
+        raise kind(f"{what} ({reason.splitlines()[0]}); {fix}") from None
+
+
+def may_pass(error: BaseException) -> bool:
+    """Returns whether the same command may succeed later: too little memory, a failing disk, file server or network."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)
 
 
 class StrictRecord(BaseModel):

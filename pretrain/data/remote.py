@@ -114,19 +114,15 @@ class RemoteFolder:
         """
         path = self.local / name
         partial = with_suffix(path, ".part")
+        room = "make room, lower --cache_gb, or set XDG_CACHE_HOME to a folder on another disk"
         for _ in range(2):
-            try:
+            with explained(f"data: {partial} cannot be written", room, OSError, LocalProblem):  # not of the network
                 file = NewFile(partial)
                 for start in range(0, size, BLOCK):
                     file.write(self._read(name, range(start, min(start + BLOCK, size))))
                 if file.close() == (size, digest):
                     partial.replace(path)
                     return
-            except OSError as error:  # of this disk: `_read` handles errors of the network
-                raise LocalProblem(
-                    f"data: {partial} cannot be written ({error.strerror}); make room, lower --cache_gb, or set"
-                    " XDG_CACHE_HOME to a folder on another disk"
-                ) from None
         partial.unlink()
         raise LocalProblem(
             f"data: {self.url}/{name} was fetched twice and does not match its sha256 in manifest.json; upload it again"

@@ -25,8 +25,7 @@ from data_prep.defaults import require_shards
 from data_prep.manifest import HELD_OUT_NAME, MANIFEST_NAME, Manifest, load_manifest
 from data_prep.masking import bytes_per_copy, mask_size
 from data_prep.shards import IndexedFile, file_problems, mapped, tokenizer_problems
-from electra_sampler.foundation.command_line import may_pass
-from electra_sampler.foundation.config import ConfigError, LocalProblem, few, refuse
+from electra_sampler.foundation.config import ConfigError, LocalProblem, explained, few, refuse
 from electra_sampler.foundation.files import with_suffix
 from pretrain.data.mixture import Mixture
 from pretrain.data.remote import CACHE, GB, Copy, Missing, local_folder, remote_folder, url_of
@@ -241,12 +240,8 @@ class _MappedShard:
     def masks(self) -> np.ndarray:
         """The mask bitmaps as bytes, [sequences, copies, width]."""
         path = with_suffix(self._prefix, ".mask.bin")
-        try:
+        with explained(f"data: {path} cannot be read", VERIFY, (OSError, ValueError), LocalProblem):
             return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
-        except (OSError, ValueError) as error:
-            if may_pass(error):
-                raise
-            raise LocalProblem(f"data: {path} cannot be read ({error}); {VERIFY}") from None
 
     def lengths_of(self, items: np.ndarray) -> np.ndarray:
         """Returns the lengths of these sequences in tokens.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, require_fit
 from pretrain.engine.deepspeed_config import EngineConfig
 from pretrain.engine.hardware import DTYPES, use_operations
@@ -177,13 +177,9 @@ def backend_for(
     """
     if config.stage == 0:
         return Plain(model, parameter_groups, config, world)
-    try:
+    fix = "install it, or train with --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
+    with explained("deepspeed_config: needs DeepSpeed, which cannot be imported", fix, ImportError):
         from pretrain.engine.zero import Zero3, Zero12
-    except ImportError as error:
-        raise ConfigError(
-            f"deepspeed_config: needs DeepSpeed, which cannot be imported ({error}); install it, or train with"
-            " --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
-        ) from None
     return (Zero3 if config.stage == 3 else Zero12)(model, parameter_groups, config, world)
 
 
