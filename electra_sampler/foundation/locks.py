@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -64,18 +65,15 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(sys.orig_argv),
         }
-        deadline = time.monotonic() + patience
-        while (who := self._try(path)) is not None:
-            if time.monotonic() >= deadline:
-                raise Held(who)
-            time.sleep(LOOK_EVERY)
+        if who := _waited(lambda: self._try(path), patience):
+            raise Held(who)
 
     def _try(self, path: Path) -> str | None:
         """Takes the lock and returns None, or returns a description of its holder."""
         if lock := _held_here(path):  # do not open the file: closing it would release the lock
             return _described(lock.words)
         fix = "name another folder or fix its permissions"
-        with explained(f"lock: {path} cannot be created or written to", fix):
+        with explained(f"lock: {path} cannot be created or written to", fix, OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -139,8 +137,13 @@ def holder(path: Path) -> str | None:
 
 def still_held(path: Path, patience: float) -> str | None:
     """Waits up to `patience` seconds for the lock on `path` to be free; returns its holder, or None."""
+    return _waited(lambda: holder(path), patience)
+
+
+def _waited(who_holds: Callable[[], str | None], patience: float) -> str | None:
+    """Asks who holds a lock until nobody does or `patience` seconds are over; returns the last answer."""
     deadline = time.monotonic() + patience
-    while (who := holder(path)) and time.monotonic() < deadline:
+    while (who := who_holds()) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY)
     return who
 
