@@ -36,8 +36,7 @@ class Pool:
             print_warning("workers: this system has no semaphores (/dev/shm) for several processes; using one")
             self.size = 1
         else:
-            for _ in range(self.size):
-                self._executor.submit(os.getpid)
+            self._executor.map(abs, range(self.size))  # the first tasks start the processes
         finally:
             signal.signal(signal.SIGINT, before)
 
