@@ -193,7 +193,8 @@ def load_model(folder: Path) -> PunktModel:
     Raises:
         ConfigError: a file is missing or malformed.
     """
-    with explained(f"punkt: {folder} is not a Punkt model", "give the folder of a Punkt model"):
+    fix = "give the folder of a Punkt model"
+    with explained(f"punkt: {folder} is not a Punkt model", fix, (OSError, ValueError)):
         rows = {
             name: [line.split("\t") for line in (folder / name).read_text("utf-8").split("\n") if line]
             for name in _FILES

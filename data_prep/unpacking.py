@@ -110,7 +110,7 @@ def opened(path: Path) -> io.BufferedReader:
     Raises:
         ConfigError: the file is missing or not readable.
     """
-    with explained(f"input: {path} cannot be opened", "check that it exists and is readable"):
+    with explained(f"input: {path} cannot be opened", "check that it exists and is readable", OSError):
         return path.open("rb")
 
 

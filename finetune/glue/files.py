@@ -88,7 +88,7 @@ def read_rows(path: Path, task: GlueTask, header: tuple[str, ...] | None) -> Ite
         ConfigError: the file cannot be read.
     """
     with (
-        explained(f"data_dir: cannot read {path}", f"expected GLUE's {task.name} file"),
+        explained(f"data_dir: cannot read {path}", f"expected GLUE's {task.name} file", (OSError, UnicodeDecodeError)),
         # Only a line feed ends a row: sentences may contain the other characters at which Python splits lines.
         path.open(encoding="utf-8-sig", newline="\n") as lines,
     ):

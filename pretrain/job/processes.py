@@ -157,7 +157,7 @@ def listen(address: str, port: int) -> socket.socket:
         "another run may be using it: choose another with --master_port of deepspeed or torchrun, or by setting"
         " MASTER_PORT"
     )
-    with explained(f"MASTER_PORT: got {port}, expected a free port", fix):
+    with explained(f"MASTER_PORT: got {port}, expected a free port", fix, (OSError, OverflowError)):
         return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 

@@ -46,7 +46,8 @@ def read_hostfile(path: Path) -> Slots:
     Raises:
         ConfigError: the file cannot be read, names no host, or has duplicate hosts or malformed lines.
     """
-    with explained(f"hostfile: cannot read {path}", "expected lines such as `node1 slots=8`, see hostfiles/"):
+    fix = "expected lines such as `node1 slots=8`, see hostfiles/"
+    with explained(f"hostfile: cannot read {path}", fix, (OSError, UnicodeDecodeError)):
         lines = [line.strip() for line in read_file(path, "hostfile").decode().split("\n")]
     slots: Slots = {}
     problems = []
