@@ -404,7 +404,7 @@ def _checked(vocab: str, read: Callable[[], Marked]) -> Marked:
     Raises:
         ConfigError: it cannot be read, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another"):  # any error, for every damage
+    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another"):  # it raises bare Exceptions
         tokenizer, marks = read()
     settings = json.loads(tokenizer.to_str())
     model, problems = settings["model"], []
