@@ -154,12 +154,13 @@ def records_in(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file; none if it cannot be read.
+    """Yields the lines of a file; none if there is no such file.
 
     Raises:
         ConfigError: it is a pipe or device, on which reading might block forever.
+        OSError: it cannot be read. A resume, which writes the lines again, must not take it for empty.
     """
-    with suppress(OSError):
+    with suppress(FileNotFoundError):
         require_file_or_folder(path, "run")
         with path.open("rb") as file:
             yield from file
