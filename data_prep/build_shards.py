@@ -53,7 +53,7 @@ from data_prep.sources import Source, find_sources
 from data_prep.tokens import SubwordTokenizer, open_tokenizer
 from data_prep.workers import Pool, start_pool
 from electra_sampler.foundation.command_line import Group, Metavar, print_warning, printable, run_script
-from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, one_of
+from electra_sampler.foundation.config import ConfigError, StrictConfig, counted, one_of, refuse
 from electra_sampler.foundation.machine import cores
 from electra_sampler.foundation.progress import duration
 
@@ -104,9 +104,11 @@ def main(options: BuildOptions) -> int:
     with start_pool(options.workers) as pool:
         if pool is None:
             return 0
-        for given in options.input:
-            if Path(os.path.realpath(options.output)).is_relative_to(os.path.realpath(given)) and given.exists():
-                raise ConfigError(f"output: {options.output} lies inside the input {given}; choose another folder")
+        refuse(
+            f"output: {options.output} lies inside the input {given}; choose another folder"
+            for given in options.input
+            if Path(os.path.realpath(options.output)).is_relative_to(os.path.realpath(given)) and given.exists()
+        )
         require_text(options.input)
         sources = find_sources(options.input)
         require_vocab(options.vocab, options.input)

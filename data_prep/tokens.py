@@ -134,9 +134,11 @@ class SubwordTokenizer:
         Raises:
             ConfigError: the folder is missing or damaged, or a link leads out of it.
         """
-        for path in (folder / name for name in FILES):
-            if path.resolve().parent != folder.resolve():
-                raise ConfigError(f"{path}: links to a file outside its folder; replace it with a copy")
+        refuse(
+            f"{path}: links to a file outside its folder; replace it with a copy"
+            for path in (folder / name for name in FILES)
+            if path.resolve().parent != folder.resolve()
+        )
         return cls(*_checked(str(folder), lambda: read_folder(folder)))
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -383,13 +385,13 @@ def _require_same_normalization(folder: Path, settings: Mapping[str, Any], norma
 
     `transformers` follows the one or the other, by class and version.
     """
-    for setting, key in _NORMALIZES.items() if normalizer.get("type") == "BertNormalizer" else ():
-        given, ours = settings.get(setting), normalizer[key]
-        if given is not None and given != (normalizer["lowercase"] if ours is None else ours):
-            raise ConfigError(
-                f"vocab: {folder / 'tokenizer_config.json'} has {setting} {json.dumps(given)}, but tokenizer.json has"
-                f" {key} {json.dumps(ours)}; correct one of them"
-            )
+    both = ((name, key) for name, key in _NORMALIZES.items() if normalizer.get("type") == "BertNormalizer")
+    refuse(
+        f"vocab: {folder / 'tokenizer_config.json'} has {name} {json.dumps(settings[name])}, but tokenizer.json has"
+        f" {key} {json.dumps(normalizer[key])}; correct one of them"
+        for name, key in both
+        if settings.get(name) not in (None, normalizer["lowercase"] if normalizer[key] is None else normalizer[key])
+    )
 
 
 def _read_vocabulary(path: Path) -> list[str]:

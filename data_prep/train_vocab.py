@@ -21,7 +21,7 @@ from data_prep.reading import sample_documents
 from data_prep.sources import find_sources
 from data_prep.tokens import CONTINUATION, FILES, LARGEST_VOCABULARY, SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
 from electra_sampler.foundation.command_line import Group, printable, run_script
-from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig, refuse
 
 _LEAST_COUNT = 2  # of a pair of pieces to be joined; the default of tokenizers' BertWordPieceTokenizer
 
@@ -72,14 +72,16 @@ class VocabularyOptions(StrictConfig):
 
 def main(options: VocabularyOptions) -> int:
     """Trains the vocabulary and writes the tokenizer folder; returns the exit code."""
-    if found := [name for name in FILES if (options.output / name).exists()]:
-        raise ConfigError(
-            f"output: {options.output} already has a {found[0]}; remove that file or choose another folder"
-        )
-    if options.kind == "bpe" and (
-        given := options.model_fields_set & {"alphabet", "cased", "keep_accents", "join_cjk"}
-    ):
-        raise ConfigError(f"{min(given)}: has no effect on --kind bpe, which keeps all text as it is; leave it out")
+    refuse(
+        f"output: {options.output} already has a {name}; remove that file or choose another folder"
+        for name in FILES
+        if (options.output / name).exists()
+    )
+    refuse(
+        f"{name}: has no effect on --kind bpe, which keeps all text as it is; leave it out"
+        for name in ("alphabet", "cased", "keep_accents", "join_cjk")
+        if options.kind == "bpe" and name in options.model_fields_set
+    )
     require_text(options.input)
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
     size = int(options.sample_mb * 1e6)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, Field, create_model
 
 from electra_sampler.foundation.command_line import HIDDEN, Group, Metavar
-from electra_sampler.foundation.config import MOST, ConfigError, StrictConfig, did_you_mean, parse_override, shown
+from electra_sampler.foundation.config import MOST, StrictConfig, did_you_mean, parse_override, refuse, shown
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -113,11 +113,16 @@ class FinetuneOptions(StrictConfig):
         given = [(name, value) for name, value in self if name in known and value is not None]
         given += [parse_override(one) or (one, None) for one in self.set if one not in self.of_deepspeed]
         names = [name for name, _ in given]
-        if unknown := [name for name in names if name not in known]:
-            key, meant = shown(unknown[0]), did_you_mean(unknown[0], known)
-            raise ConfigError(f"--set: got {key}, expected KEY=VALUE with a KEY from --list_settings{meant}")
-        if repeated := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"--set: {repeated[0]} is given more than once; give it once, by --set or by its option")
+        refuse(
+            f"--set: got {shown(name)}, expected KEY=VALUE with a KEY from --list_settings{did_you_mean(name, known)}"
+            for name in names
+            if name not in known
+        )
+        refuse(
+            f"--set: {name} is given more than once; give it once, by --set or by its option"
+            for name in dict.fromkeys(names)
+            if names.count(name) > 1
+        )
         return dict(given)
 
     @property

@@ -21,6 +21,7 @@ import re
 import unicodedata
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 
 from data_prep.curation.measures import ngram_keys
 from data_prep.curation.words import words
-from electra_sampler.foundation.config import ConfigError, explained, shown
+from electra_sampler.foundation.config import ConfigError, explained, refuse, shown
 from electra_sampler.foundation.files import BLIMP, files_in, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
@@ -157,9 +158,12 @@ def read_sets(given: Iterable[str]) -> list[EvaluationSet]:
         ConfigError: a file or field is missing, a file is malformed or not regular, or two sets have the same name.
     """
     sets = [_read_set(one) for one in given]
-    names = [one.name for one in sets]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"decontaminate: two sets are called {repeated[0]}; rename one of them: NAME=FILE")
+    named = Counter(one.name for one in sets)
+    refuse(
+        f"decontaminate: two sets are called {name}; rename one of them: NAME=FILE"
+        for name, times in named.items()
+        if times > 1
+    )
     return sets
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra_sampler.foundation.config import ConfigError, one_of, shown
+from electra_sampler.foundation.config import ConfigError, one_of, refuse, shown
 from finetune.config import FinetuneConfig
 from finetune.glue import tasks as glue
 from finetune.presets import ModelSize
@@ -66,11 +66,12 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
             raise ConfigError(
                 f"runs: no results in {file}; expected the --output of run_glue.py, run_squad.py or run_tagging.py"
             )
-        for record in found:
-            if record.run.task not in ALL_TASKS:
-                known = one_of(record.run.task, ALL_TASKS)
-                raise ConfigError(f"runs: {file}: run.task: got {shown(record.run.task)}, {known}; remove the line")
-            records[record.run] = record
+        refuse(
+            f"runs: {file}: run.task: got {shown(task)}, {one_of(task, ALL_TASKS)}; remove the line"
+            for task in (record.run.task for record in found)
+            if task not in ALL_TASKS
+        )
+        records |= {record.run: record for record in found}
     return list(records.values())
 
 

@@ -128,13 +128,13 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
-    for override in overrides:
-        path, value = parse_override(override) or ("", None)
-        if not path.startswith(OVERRIDE):
-            raise ConfigError(
-                f"--set: got {shown(override)}, expected deepspeed.KEY=VALUE, for example"
-                " deepspeed.train_micro_batch_size_per_gpu=8"
-            )
+    refuse(
+        f"--set: got {shown(override)}, expected deepspeed.KEY=VALUE, for example"
+        " deepspeed.train_micro_batch_size_per_gpu=8"
+        for override in overrides
+        if not override.startswith(OVERRIDE) or "=" not in override
+    )
+    for path, value in filter(None, map(parse_override, overrides)):
         *sections, key = path.removeprefix(OVERRIDE).split(".")
         section = values = dict(values)
         for name in sections:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, refuse
 from electra_sampler.foundation.stats import auc_of_counts, binary_entropy, pearson
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine
@@ -198,12 +198,12 @@ def _terms(batch: Batch, output: Output) -> list[Tensor]:
     ]
     if output.detected is not None:
         draw, sampler_loss_BK, loss_D_BL, d_BL, replaced_BL = output.detected
-        for name, part in {**draw._asdict(), "L_S": sampler_loss_BK}.items():
-            if part is not None and part.shape != valid_BK.shape:  # which might broadcast
-                raise ConfigError(
-                    f"objective: {name} of a draw has shape {[*part.shape]}, expected {[*valid_BK.shape]}, a value per"
-                    " masked position; correct the sampler's `draw`"
-                )
+        refuse(
+            f"objective: {name} of a draw has shape {[*part.shape]}, expected {[*valid_BK.shape]}, a value per masked"
+            " position; correct the sampler's `draw`"
+            for name, part in {**draw._asdict(), "L_S": sampler_loss_BK}.items()
+            if part is not None and part.shape != valid_BK.shape  # which might broadcast
+        )
         suspected_BL = (d_BL > 0) & visible_BL
         right_BL = (suspected_BL == replaced_BL) & visible_BL
         terms += [
