@@ -66,7 +66,7 @@ def main(options: InspectOptions) -> int:
         problems: list[str] = []
         for folder, manifest in manifests.items():
             _print_manifest(folder, manifest)
-            found = tokenizer_problems(folder, manifest)
+            found = [*tokenizer_problems(folder, manifest)]
             sizes = (file_problems(folder, shard, checksums=False) for shard in manifest.shards)
             found += verify(folder, manifest, pool) if options.verify else chain.from_iterable(sizes)
             if options.show and not found:
@@ -109,19 +109,17 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
     return [f"{folder / shard.name}: {problem}" for problem in problems]
 
 
-def megatron_problems(folder: Path, shard: ShardEntry) -> list[str]:
-    """Returns the files of a shard that megatron-core's reader, if installed, reads differently from this project."""
+def megatron_problems(folder: Path, shard: ShardEntry) -> Iterator[str]:
+    """Yields the files of a shard that megatron-core's reader, if installed, reads differently from this project."""
     if find_spec("megatron") is None:
-        return []
+        return
     with warnings.catch_warnings(action="ignore"):  # about GPU libraries that reading does not need
         from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-    problems = []
     for name in (shard.name, f"{shard.name}.mask"):
         ours, theirs = IndexedFile(folder / name), IndexedDataset(str(folder / name))
         if len(ours) != len(theirs) or not all(np.array_equal(ours[item], theirs[item]) for item in range(len(ours))):
-            problems.append(f"{name} is read differently by megatron-core")
-    return problems
+            yield f"{name} is read differently by megatron-core"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ module reads and writes the format itself. It also compares a shard folder's fil
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ class IndexedFile:
 
     def __init__(self, prefix: Path) -> None:
         index_path, self._data_path = with_suffix(prefix, ".idx"), with_suffix(prefix, ".bin")
-        damage = (OSError, ValueError, struct.error)
-        with explained(f"{prefix}: cannot be read as an indexed file", "rebuild the shard", damage):
+        with explained(
+            f"{prefix}: cannot be read as an indexed file", "rebuild the shard", (OSError, ValueError, struct.error)
+        ):
             index = mapped(index_path, np.dtype(np.uint8))
             magic, version, code, items, marks = _HEADER.unpack_from(index.data)
             if magic != _MAGIC or version != 1 or code not in _TYPES:
@@ -136,18 +138,16 @@ def remove_files(prefix: Path, ending: str = "") -> None:
         with_suffix(prefix, suffix + ending).unlink(missing_ok=True)
 
 
-def tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Returns the differences between a folder's tokenizer and the one that its manifest names; normally none."""
-    problems = []
+def tokenizer_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yields the differences between a folder's tokenizer and the one that its manifest names; normally none."""
     tokenizer = SubwordTokenizer.load(folder / TOKENIZER_NAME)
     ours = (tokenizer.sha256(), tokenizer.vocab_size, tokenizer.special)
     if ours != (manifest.tokenizer_sha256, manifest.vocab_size, manifest.special_tokens):
-        problems.append(f"{TOKENIZER_NAME}: not the tokenizer named by the manifest, or its special ids differ")
+        yield f"{TOKENIZER_NAME}: not the tokenizer named by the manifest, or its special ids differ"
     for name, expected in manifest.tokenizer_files.items():
         path = folder / TOKENIZER_NAME / name
         if not path.is_file() or file_sha256(path) != expected:
-            problems.append(f"{TOKENIZER_NAME}/{name}: missing, or changed since it was written")
-    return problems
+            yield f"{TOKENIZER_NAME}/{name}: missing, or changed since it was written"
 
 
 def file_problems(folder: Path, shard: ShardEntry, *, checksums: bool = True) -> list[str]:

@@ -275,7 +275,7 @@ def _require_one_build(folder: Path, manifest: Manifest, of_shards: bool) -> Non
     Raises:
         ConfigError: the folder is empty, or tokenizer or shards differ from the manifest.
     """
-    problems = tokenizer_problems(folder, manifest)
+    problems = [*tokenizer_problems(folder, manifest)]
     shards = manifest.shards if of_shards else ()
     problems += [problem for shard in shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
