@@ -193,8 +193,7 @@ def load_model(folder: Path) -> PunktModel:
     Raises:
         ConfigError: a file is missing or malformed.
     """
-    fix = "give the folder of a Punkt model"
-    with explained(f"punkt: {folder} is not a Punkt model", fix, (OSError, ValueError)):
+    with explained(f"punkt: {folder} is not a Punkt model", "give the folder of a Punkt model", (OSError, ValueError)):
         rows = {
             name: [line.split("\t") for line in (folder / name).read_text("utf-8").split("\n") if line]
             for name in _FILES

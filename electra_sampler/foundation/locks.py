@@ -72,8 +72,9 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         """Takes the lock and returns None, or returns a description of its holder."""
         if lock := _held_here(path):  # do not open the file: closing it would release the lock
             return _described(lock.words)
-        fix = "name another folder or fix its permissions"
-        with explained(f"lock: {path} cannot be created or written to", fix, OSError):
+        with explained(
+            f"lock: {path} cannot be created or written to", "name another folder or fix its permissions", OSError
+        ):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

@@ -88,8 +88,11 @@ class RemoteFolder:
             key, _, secret = map(unquote, login.partition(":"))
             timeouts = {"connect_timeout": 15, "read_timeout": 60}
             login, options = "", {"key": key or None, "secret": secret or None, "config_kwargs": timeouts}
-        fix = "use s3:// or https:// and pip install 'electra-sampler[remote]', or a local folder"
-        with explained(f"data: {url} cannot be read", fix, (ImportError, ValueError)):
+        with explained(
+            f"data: {url} cannot be read",
+            "use s3:// or https:// and pip install 'electra-sampler[remote]', or a local folder",
+            (ImportError, ValueError),
+        ):
             from aiohttp import ClientTimeout
             from fsspec.core import url_to_fs
 
@@ -114,9 +117,13 @@ class RemoteFolder:
         """
         path = self.local / name
         partial = with_suffix(path, ".part")
-        room = "make room, lower --cache_gb, or set XDG_CACHE_HOME to a folder on another disk"
         for _ in range(2):
-            with explained(f"data: {partial} cannot be written", room, OSError, LocalProblem):  # not of the network
+            with explained(
+                f"data: {partial} cannot be written",
+                "make room, lower --cache_gb, or set XDG_CACHE_HOME to a folder on another disk",
+                OSError,  # of this disk: `_read` handles errors of the network
+                LocalProblem,
+            ):
                 file = NewFile(partial)
                 for start in range(0, size, BLOCK):
                     file.write(self._read(name, range(start, min(start + BLOCK, size))))

@@ -177,8 +177,11 @@ def backend_for(
     """
     if config.stage == 0:
         return Plain(model, parameter_groups, config, world)
-    fix = "install it, or train with --deepspeed_config ds_configs/zero0_fp32.json, which does not need it"
-    with explained("deepspeed_config: needs DeepSpeed, which cannot be imported", fix, ImportError):
+    with explained(
+        "deepspeed_config: needs DeepSpeed, which cannot be imported",
+        "install it, or train with --deepspeed_config ds_configs/zero0_fp32.json, which does not need it",
+        ImportError,
+    ):
         from pretrain.engine.zero import Zero3, Zero12
     return (Zero3 if config.stage == 3 else Zero12)(model, parameter_groups, config, world)
 

@@ -153,11 +153,12 @@ def listen(address: str, port: int) -> socket.socket:
         return socket.create_server((str(ipaddress.IPv4Address(address)), port), backlog=BACKLOG)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    fix = (
+    with explained(
+        f"MASTER_PORT: got {port}, expected a free port",
         "another run may be using it: choose another with --master_port of deepspeed or torchrun, or by setting"
-        " MASTER_PORT"
-    )
-    with explained(f"MASTER_PORT: got {port}, expected a free port", fix, (OSError, OverflowError)):
+        " MASTER_PORT",
+        (OSError, OverflowError),
+    ):
         return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 

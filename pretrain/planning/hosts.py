@@ -46,8 +46,11 @@ def read_hostfile(path: Path) -> Slots:
     Raises:
         ConfigError: the file cannot be read, names no host, or has duplicate hosts or malformed lines.
     """
-    fix = "expected lines such as `node1 slots=8`, see hostfiles/"
-    with explained(f"hostfile: cannot read {path}", fix, (OSError, UnicodeDecodeError)):
+    with explained(
+        f"hostfile: cannot read {path}",
+        "expected lines such as `node1 slots=8`, see hostfiles/",
+        (OSError, UnicodeDecodeError),
+    ):
         lines = [line.strip() for line in read_file(path, "hostfile").decode().split("\n")]
     slots: Slots = {}
     problems = []

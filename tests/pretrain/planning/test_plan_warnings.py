@@ -209,9 +209,7 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     assert main(options(shards_folder, preset="tiny", output=tmp_path / "run", set=few)) == 0
     printed = capsys.readouterr().out
     speed = "if it reaches the speed of this model, timed now"
-    assert re.search(
-        rf"^time        about .+, [\d.,]+ ms a step, on th.* cores? in \w+, {speed}$", printed, re.M
-    )
+    assert re.search(rf"^time        about .+, [\d.,]+ ms a step, on th.* cores? in \w+, {speed}$", printed, re.M)
     assert "launch      python -m pretrain.run" in printed
 
 
