@@ -152,7 +152,7 @@ class Scorer(NamedTuple):
         Raises:
             ConfigError: there are more than a model has positions.
         """
-        ids = tuple(self.tokenizer(sentence)["input_ids"])
+        ids = tuple(self.tokenizer(sentence, verbose=False)["input_ids"])
         positions = min(model["electra"].config.max_position_embeddings for model in self.models)
         if len(ids) > positions:
             raise ConfigError(
@@ -258,6 +258,7 @@ def open_scorer(
 ) -> Scorer:
     """Opens the models of a run, of an export, or of a Hugging Face folder with its `generator`, on the GPU if any.
 
+    Where no `kinds` are named, the models give all that they can.
     `mask_share` is for a discriminator whose folder does not record it. A masked language model's likelihood is its
     generator's score. With `random_weights`, the models are untrained.
 
@@ -276,6 +277,9 @@ def open_scorer(
         chosen = tuple(dict.fromkeys(kind for kind in kinds if kind != "discriminator"))
         return Scorer(label, None, first, None, tokenizer, chosen or ("generator",))
     second, head = models.get("generator"), models.get("sampling head")
+    if not kinds:
+        known = SAMPLING in main.settings or mask_share is not None
+        kinds = get_args(Kind)[: 1 if second is None else 2 + known]
     if {*kinds} == {"discriminator"} or (second is None and "likelihood" not in kinds and "discriminator" in kinds):
         return Scorer(label, first, None, None, tokenizer, ("discriminator",))
     if second is None:
@@ -295,18 +299,6 @@ def open_scorer(
             to=sys.stderr,
         )
     return Scorer(label, None if {*kinds} == {"generator"} else first, predictor, sampling, tokenizer, tuple(kinds))
-
-
-def kinds_of(name: str, generator: str | None, mask_share: float | None) -> tuple[Kind, ...]:
-    """Returns the scores that a run or a folder can give, with its `generator` and `mask_share` if it needs them."""
-    if is_run((name,)):
-        return get_args(Kind)
-    models = {one.role: one for one in family(read_stored(name))}
-    main = models.get("discriminator")
-    if main is None or not (generator or "generator" in models):
-        return ("discriminator",)
-    recorded = mask_share is not None or SAMPLING in main.settings
-    return get_args(Kind) if recorded else ("discriminator", "generator")
 
 
 def built(model: Stored, random_weights: bool, words: Any = None) -> Any:

@@ -7,6 +7,7 @@ Prints the address of the page, which only this machine can open. Nothing typed 
 """
 
 import json
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 
 MOST = 10
 """Proposals of the generator on the page."""
+LONGEST = 512
+"""Most tokens of a sentence, which the generator reads anew for each."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
 """What the page may do: run its own script, which asks this server."""
+MISSING = 404, "text/plain", "there is no such page; open the address that the command printed"
 
 
 class ShowOptions(StrictConfig):
@@ -47,12 +51,13 @@ class ShowOptions(StrictConfig):
 
 
 def main(options: ShowOptions) -> None:
-    from finetune.scoring import kinds_of, open_scorer
+    from finetune.scoring import open_scorer
 
-    given = options.generator, options.mask_share
-    with Page(open_scorer(options.model, kinds_of(options.model, *given), *given)) as page, suppress(KeyboardInterrupt):
+    scorer = open_scorer(options.model, (), options.generator, options.mask_share)
+    with Page(scorer) as page, suppress(KeyboardInterrupt):
         print(f"page     {page.address}\nCtrl-C   closes it", flush=True)
         page.serve_forever()
+    os._exit(0)  # a thread that still computes would abort an orderly end
 
 
 class Page(ThreadingHTTPServer):
@@ -66,7 +71,7 @@ class Page(ThreadingHTTPServer):
         self.place, self.nonce = f"/{secrets.token_urlsafe()}/", secrets.token_urlsafe()
         pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
         template = pages.get_template("show.html")
-        self.html = template.render(name=scorer.name, lacks=[*lacks(scorer)], nonce=self.nonce)
+        self.html = template.render(scorer=scorer, lacks=[*lacks(scorer)], nonce=self.nonce)
 
     @property
     def address(self) -> str:
@@ -86,12 +91,13 @@ class Answer(BaseHTTPRequestHandler):
         """Writes nothing."""
 
     def do_GET(self) -> None:
-        if self.asked() == "":
-            self.send(200, "text/html", self.server.html)
+        page = 200, "text/html", self.server.html
+        self.send(*page if self.below() == "" else MISSING)
 
     def do_POST(self) -> None:
-        position = self.asked()
+        position = self.below()
         if position is None:
+            self.send(*MISSING)
             return
         content = self.rfile.read(int(self.headers["Content-Length"] or 0))
         try:
@@ -101,13 +107,11 @@ class Answer(BaseHTTPRequestHandler):
         except ConfigError as error:
             self.send(400, "text/plain", str(error))
 
-    def asked(self) -> str | None:
-        """Returns the path below the page's; without the token there is none, which is answered."""
+    def below(self) -> str | None:
+        """Returns the path below the page's; without the token there is none."""
         place, path = self.server.place, self.path
-        if secrets.compare_digest(path[: len(place)].encode(), place.encode()):
-            return path[len(place) :]
-        self.send(404, "text/plain", "there is no such page; open the address that the command printed")
-        return None
+        known = secrets.compare_digest(path[: len(place)].encode(), place.encode())
+        return path[len(place) :] if known else None
 
     def send(self, status: int, kind: str, text: str) -> None:
         self.send_response(status)
@@ -142,21 +146,25 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     """Returns what the page shows of a sentence or, with a position, of the proposals for that token.
 
     Raises:
-        ConfigError: the sentence has no tokens, or more than a model has positions; or no such token.
+        ConfigError: the sentence has no words, or too many tokens; or no such token.
     """
     with explained("sentence: cannot be read", "send UTF-8 text"):
         sentence = content.decode()
     _, *ids, _ = all_ids = scorer.ids_of(sentence)
-    if not ids:
+    if not ids or not sentence.strip():
         raise ConfigError(f"sentence: got {shown(sentence)}, expected words; type some")
-    if position:
-        if scorer.generator is None or position not in map(str, range(len(ids))):
-            raise ConfigError(f"position: got {shown(position)}, expected a token of {len(ids)}, and a generator")
-        return {"proposals": proposals(scorer, all_ids, int(position) + 1)}
-    scores = scorer.scores([sentence])[sentence]
+    if len(all_ids) > LONGEST:
+        raise ConfigError(
+            f"sentence: {shown(sentence)} has {len(all_ids)} tokens; expected at most {LONGEST} on a page; shorten it"
+        )
     spans = scorer.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"][1:-1]
     ends = [0, *np.maximum.accumulate([end for _, end in spans]).tolist()]
     places = [(end, max(end, start), stop) for (start, _), (end, stop) in zip(spans, pairwise(ends), strict=True)]
+    if position:
+        if scorer.generator is None or position not in map(str, range(len(ids))):
+            raise ConfigError(f"position: got {shown(position)}, expected a token of {len(ids)}, and a generator")
+        return {"proposals": proposals(scorer, all_ids, int(position) + 1, sentence, places[int(position)])}
+    scores = scorer.scores([sentence])[sentence]
     columns: dict[str, Any] = {
         "token": scorer.tokenizer.convert_ids_to_tokens(ids),
         "gap": [sentence[last:start] for last, start, _ in places],
@@ -172,14 +180,23 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     return answer | {"tokens": tokens}
 
 
-def proposals(scorer: "Scorer", ids: tuple[int, ...], position: int) -> list[dict[str, Any]]:
-    """Returns the generator's most likely tokens at a masked position, and the one that is there."""
-    found = scorer.propose(ids, position)
+def proposals(
+    scorer: "Scorer", ids: tuple[int, ...], position: int, sentence: str, place: tuple[int, int, int]
+) -> list[dict[str, Any]]:
+    """Returns the generator's most likely tokens at a masked position, and the one that is there, each with the
+    sentence that has it in this place: the end of the token before, the start and the end.
+    """
+    last, start, end = place
+    found, here = scorer.propose(ids, position), scorer.tokenizer.decode([ids[position]])
     best = found.p_G_V.topk(min(MOST, len(found.p_G_V))).indices.tolist()
     rows = []
     for token in dict.fromkeys([*best, ids[position]]):
         values = {name: None if value_V is None else float(value_V[token]) for name, value_V in found._asdict().items()}
-        rows.append({"token": scorer.tokenizer.decode([token]), "here": token == ids[position], **values})
+        text = scorer.tokenizer.decode([token])
+        apart = sentence[last:start] or (" " if here.startswith("##") else "")
+        joined = text[2:] if text.startswith("##") else apart + text
+        changed = sentence if token == ids[position] else sentence[:last] + joined + sentence[end:]
+        rows.append({"token": text, "here": token == ids[position], "sentence": changed, **values})
     return rows
 
 

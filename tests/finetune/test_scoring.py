@@ -31,7 +31,6 @@ from finetune.scoring import (
     Draws,
     batches_by_length,
     draws_of,
-    kinds_of,
     log_likelihood,
     log_sum_of_others,
     open_scorer,
@@ -253,7 +252,7 @@ def test_proposals_have_the_probability_that_the_run_draws_them_with(
     objective: str, switch: str, shards_folder: Path, tmp_path: Path
 ) -> None:
     run = untrained_run(tmp_path / "run", shards_folder, "tiny", objective, f"objective.{switch}")
-    scorer = open_scorer(str(run), kinds_of(str(run), None, None))
+    scorer = open_scorer(str(run), ())
     ids = scorer.ids_of(ENGLISH[0])
     logit_V, *head_V = (score_BV[0].double() for score_BV in scorer.masked_scores(torch.tensor([ids]), 2))
     found = scorer.propose(ids, 2)
