@@ -30,7 +30,7 @@ from finetune.presets import settings_for
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad
 
 if TYPE_CHECKING:
-    from finetune.running.model_folder import ModelFolder
+    from pretrain.huggingface.stored import Stored
 
 FP32 = Path(__file__).resolve().parents[1] / "ds_configs" / "zero0_fp32.json"
 OURS, PEER = "this code", "Hugging Face"
@@ -125,17 +125,17 @@ def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[st
 def train_once(options: FinetuneBenchOptions) -> Training:
     """Trains once in this process by the named contender, without importing code of the other one."""
     from bench.memory import peak_mb
-    from finetune.running.model_folder import open_model
+    from pretrain.huggingface.stored import read_stored
 
     assert options.model
-    model = open_model(str(options.model))
+    model = read_stored(options.model)
     settings = settings_of(options, model)
     run = train_ours if options.contender == OURS else train_theirs
     seconds, score = run(options, settings, model)
     return Training(statistics.median(seconds), peak_mb(), score)
 
 
-def settings_of(options: FinetuneBenchOptions, model: "ModelFolder") -> GlueConfig | SquadConfig:
+def settings_of(options: FinetuneBenchOptions, model: "Stored") -> GlueConfig | SquadConfig:
     """Returns the paper's settings without layer-wise learning rate decay, which the Trainer lacks."""
     sizes = (model.config.hidden_size, model.config.max_position_embeddings)
     given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": options.epochs, "layer_decay": 1.0}
@@ -155,7 +155,7 @@ def read_questions(options: FinetuneBenchOptions) -> SquadFile:
 
 
 def train_ours(
-    options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "ModelFolder"
+    options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "Stored"
 ) -> tuple[list[float], float | None]:
     """Trains with this project's code; returns the seconds of each epoch and the score."""
     import torch
@@ -163,21 +163,20 @@ def train_ours(
     from finetune.glue import job as glue_job
     from finetune.running.train import Run
     from finetune.squad import job as squad_job
-    from pretrain.huggingface.stored import read_stored
     from pretrain.job.processes import start_processes
 
     job: Any
     if isinstance(settings, GlueConfig):
-        job = glue_job.make_job(TASKS["CoLA"], read_cola(options), model.tokenizer, settings)
+        job = glue_job.make_job(TASKS["CoLA"], read_cola(options), model.load_tokenizer(), settings)
     else:
         few = read_questions(options)
-        job = squad_job.make_job(VERSIONS["2.0"], SquadData(few, few), model.tokenizer, settings)
+        job = squad_job.make_job(VERSIONS["2.0"], SquadData(few, few), model.load_tokenizer(), settings)
     torch.manual_seed(1)
     dropout: dict[str, Any] = {
         "hidden_dropout_prob": settings.dropout,
         "attention_probs_dropout_prob": settings.attention_dropout,
     }
-    run = Run(read_stored(model.path).encoder(**dropout), job, settings, 1, FP32, start_processes())
+    run = Run(model.encoder(**dropout), job, settings, 1, FP32, start_processes())
     seconds = []
     for epoch in range(settings.epochs):
         started = time.perf_counter()
@@ -190,7 +189,7 @@ def train_ours(
 
 
 def train_theirs(
-    options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "ModelFolder"
+    options: FinetuneBenchOptions, settings: GlueConfig | SquadConfig, model: "Stored"
 ) -> tuple[list[float], float | None]:
     """Trains with Hugging Face Trainer; returns the seconds of each epoch and the score."""
     import numpy as np
@@ -199,16 +198,16 @@ def train_theirs(
     from finetune.glue.job import METRICS, tokenize_examples
     from finetune.squad.features import make_windows
 
-    tokenizer = model.tokenizer
+    tokenizer = model.load_tokenizer()
     with tempfile.TemporaryDirectory() as output:
         if isinstance(settings, SquadConfig):
             windows = make_windows(read_questions(options), tokenizer, settings, training=True)
             rows = question_rows(windows.features)
-            return train_peer(model.path, tokenizer, rows, settings, Path(output), seed=1)[1], None
+            return train_peer(model.folder, tokenizer, rows, settings, Path(output), seed=1)[1], None
         data = read_cola(options)
         train, dev = (tokenize_examples(part, tokenizer, settings.max_length) for part in (data.train, data.dev["dev"]))
         rows = classification_rows(train)
-        trainer, seconds = train_peer(model.path, tokenizer, rows, settings, Path(output), seed=1)
+        trainer, seconds = train_peer(model.folder, tokenizer, rows, settings, Path(output), seed=1)
         answers = trainer.predict(classification_rows(dev)).predictions.argmax(1)
         return seconds, METRICS["matthews"](np.array(dev.targets), answers)
 

@@ -79,11 +79,7 @@ class SubwordTokenizer:
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()  # some published tokenizers truncate text to their model's length
         tokenizer.no_padding()
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="{cls} $A {sep}".format(**marks),
-            pair="{cls} $A {sep} $B:1 {sep}:1".format(**marks),
-            special_tokens=[(marks[name], tokenizer.token_to_id(marks[name])) for name in ("cls", "sep")],
-        )
+        tokenizer.post_processor = _template(tokenizer, marks)
         settings = json.loads(tokenizer.to_str())
         byte_level = _byte_level(settings)
         leads = byte_level is None or byte_level["add_prefix_space"] or "Prepend" in str(settings["normalizer"])
@@ -139,7 +135,7 @@ class SubwordTokenizer:
             for path in (folder / name for name in FILES)
             if path.resolve().parent != folder.resolve()
         )
-        return cls(*_checked(str(folder), lambda: read_folder(folder)))
+        return cls(*_checked(str(folder), read_folder(folder)))
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes texts; returns their ids, concatenated, uint16, and the number per text, int64; no special tokens.
@@ -184,10 +180,12 @@ class SubwordTokenizer:
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def files(self) -> dict[str, bytes]:
-        """The content of the tokenizer's files by name; loaded as `AutoTokenizer`, they give the same ids."""
+    def files(self, **settings: Any) -> dict[str, bytes]:
+        """The content of the tokenizer's files by name, with more `settings`; loaded as `AutoTokenizer`, they give the
+        same ids.
+        """
         names = {f"{name}_token": token for name, token in self._marks.items()}
-        configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names
+        configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names | settings
         texts = (
             self._tokenizer.to_str(pretty=True),
             json.dumps(configuration, indent=2),
@@ -195,9 +193,9 @@ class SubwordTokenizer:
         )
         return {name: text.encode() for name, text in zip(FILES, texts, strict=True)}
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, **settings: Any) -> None:
         """Writes the `files` into a folder, leaving unchanged ones untouched."""
-        for name, content in self.files().items():
+        for name, content in self.files(**settings).items():
             write_if_other(folder / name, content)
 
 
@@ -207,7 +205,7 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
     Raises:
         ConfigError: it does not exist, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    tokenizer = SubwordTokenizer(*_checked(vocab, lambda: _named(vocab)))
+    tokenizer = SubwordTokenizer(*_checked(vocab, _readable(vocab, lambda: _named(vocab))))
     if tokenizer.slow_because is not None:
         print(f"using Hugging Face's encoder, which is 20 times slower: {tokenizer.slow_because}", file=sys.stderr)
     return tokenizer
@@ -216,11 +214,11 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
 def _named(vocab: str) -> Marked:
     path = Path(vocab)
     if path.is_dir():
-        return read_folder(path)
+        return _in_folder(path)
     if path.exists():
         tokens = _read_vocabulary(path)
         if any((path.parent / name).is_file() for name in FILES[:2]):
-            tokenizer, marks = read_folder(path.parent)
+            tokenizer, marks = _in_folder(path.parent)
             if tokenizer.get_vocab() == {token: number for number, token in enumerate(tokens)}:
                 return tokenizer, marks
         return from_vocabulary(tokens), BERTS  # settings beside it, if any, belong to another vocabulary
@@ -231,6 +229,15 @@ def _named(vocab: str) -> Marked:
         )
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
     return Tokenizer.from_pretrained(vocab), BERTS
+
+
+def _template(tokenizer: Tokenizer, marks: Mapping[str, str]) -> processors.TemplateProcessing:
+    """Returns the step that puts BERT's special tokens around a text or a pair of texts."""
+    return processors.TemplateProcessing(
+        single="{cls} $A {sep}".format(**marks),
+        pair="{cls} $A {sep} $B:1 {sep}:1".format(**marks),
+        special_tokens=[(marks[name], tokenizer.token_to_id(marks[name])) for name in ("cls", "sep")],
+    )
 
 
 def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
@@ -319,8 +326,12 @@ def read_folder(folder: Path) -> Marked:
     """Returns the tokenizer in a folder, which gives the ids of `AutoTokenizer`, and its special tokens by name.
 
     Raises:
-        ConfigError: a file or setting of the folder decides ids otherwise.
+        ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise.
     """
+    return _readable(str(folder), lambda: _in_folder(folder))
+
+
+def _in_folder(folder: Path) -> Marked:
     settings, special, added = (
         json.loads((folder / name).read_text("utf-8")) if (folder / name).is_file() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -343,7 +354,10 @@ def read_folder(folder: Path) -> Marked:
                 " not define; give a tokenizer with a tokenizer.json"
             )
         tokenizer = from_vocabulary(_read_vocabulary(folder / "vocab.txt"), _normalizer(settings))
-        tokenizer.add_special_tokens([token for token in marks.values() if tokenizer.token_to_id(token) is not None])
+        known = [token for token in marks.values() if tokenizer.token_to_id(token) is not None]
+        tokenizer.add_special_tokens(known)
+        if len(known) == len(marks):
+            tokenizer.post_processor = _template(tokenizer, marks)
     extra: list[tuple[str, str, int | None]] = [("added_tokens.json", token, number) for token, number in added.items()]
     extra += [
         ("tokenizer_config.json", one["content"], int(number))
@@ -400,14 +414,26 @@ def _read_vocabulary(path: Path) -> list[str]:
     return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
 
 
-def _checked(vocab: str, read: Callable[[], Marked]) -> Marked:
-    """Returns the tokenizer that `read` loads, with its special tokens, after checking that it can be used.
+def _readable(vocab: str, read: Callable[[], Marked]) -> Marked:
+    """Returns the tokenizer that `read` loads, with its special tokens.
 
     Raises:
-        ConfigError: it cannot be read, is of another kind, lacks a special token, or has too many ids for uint16.
+        ConfigError: it cannot be read, or lacks a special token.
     """
     with explained(f"vocab: no tokenizer can be read from {vocab}", "give another"):  # it raises bare Exceptions
         tokenizer, marks = read()
+    if missing := [token for token in marks.values() if tokenizer.token_to_id(token) is None]:
+        raise ConfigError(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
+    return tokenizer, marks
+
+
+def _checked(vocab: str, marked: Marked) -> Marked:
+    """Returns a tokenizer with its special tokens after checking that shards can hold its ids.
+
+    Raises:
+        ConfigError: it is of another kind, or has too many ids for uint16.
+    """
+    tokenizer, marks = marked
     settings = json.loads(tokenizer.to_str())
     model, problems = settings["model"], []
     word_piece = model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == CONTINUATION
@@ -416,9 +442,6 @@ def _checked(vocab: str, read: Callable[[], Marked]) -> Marked:
             f"vocab: {vocab} is neither WordPiece with ## pieces nor a byte-level BPE; give one of BERT's kind or of"
             " GPT-2's"
         )
-    missing = [token for token in marks.values() if tokenizer.token_to_id(token) is None]
-    if missing:
-        problems.append(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
     if not (_byte_level(settings) or {"add_prefix_space": True})["add_prefix_space"]:
         problems += [  # each text between such tokens would begin with a space of its own
             f"vocab: {vocab} has the added token {one['content']!r} with normalized false; save it with true"

@@ -10,10 +10,11 @@ of the sentence.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +22,9 @@ from pydantic import Field
 from electra_sampler.foundation.command_line import POSITIONAL, run_script
 from electra_sampler.foundation.config import ConfigError, StrictConfig, explained
 from electra_sampler.foundation.files import read_file
+
+if TYPE_CHECKING:
+    from finetune.scoring import Scorer
 
 
 class ScoreOptions(StrictConfig):
@@ -58,7 +62,7 @@ def lines(options: ScoreOptions) -> Iterator[str]:
     if options.format == "tsv":
         yield "sentence\tword\tlog_likelihood\tsurprisal"
     for number, sentence in sentences.items():
-        words = scorer.words(sentence, scores[sentence][scorer.kinds[0]])
+        words = words_of(scorer, sentence, scores[sentence][scorer.kinds[0]])
         if options.format == "tsv":
             yield from (f"{number}\t{word}\t{score:.6f}\t{bits(score):.6f}" for word, score in words)
         else:
@@ -66,6 +70,16 @@ def lines(options: ScoreOptions) -> Iterator[str]:
             total = sum(score for _, score in words)
             sums = {"sentence": number, "text": sentence, "log_likelihood": total, "surprisal": bits(total)}
             yield json.dumps({**sums, "words": parts}, ensure_ascii=False)
+
+
+def words_of(scorer: "Scorer", sentence: str, score_T: np.ndarray) -> list[tuple[str, float]]:
+    """Returns the words of a sentence, which spaces separate, each with the sum of its tokens' scores."""
+    words = [*re.finditer(r"\S+", sentence)]
+    ends = [word.end() for word in words]
+    spans = scorer.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"][1:-1]
+    place_T = np.searchsorted(ends[:-1], [end for _, end in spans])  # spaces at the end belong to the last word
+    sums = np.bincount(place_T, weights=score_T, minlength=len(words))
+    return [(word[0], float(total)) for word, total in zip(words, sums, strict=True)]
 
 
 def read_text(name: str) -> str:

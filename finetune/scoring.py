@@ -2,21 +2,11 @@
 
 - `discriminator`: the discriminator's log P(original);
 - `generator`: log p_G of each token, masked in turn (Salazar et al., ACL 2020), as of any masked language model;
-- `likelihood`: log p(x) of each token x given the others, in closed form from both models. Of m, the share of masked
-  positions, q_o and q_r, the probabilities that the sampler draws x where x or another token is the original, and the
-  discriminator's logit d,
+- `likelihood`: log p(x) of each token x given the others, in closed form from both models (`likelihood.py`).
 
-      P(x is shown and original) = p(x) (1 - m + m q_o),   P(x is shown and replaced) = (1 - p(x)) m q_r,
-
-  and exp(d) is the second over the first, so p(x) = m q_r e^-d / (1 - m + m q_o + m q_r e^-d). For small q this is
-  Electric's score, log q - d + log m/(1 - m) (Clark et al., EMNLP 2020).
-
-Shape letters: B sentences, L length, T tokens between [CLS] and [SEP], H hidden size, V vocabulary, X any leading
-dimensions.
+Shape letters: B sentences, L length, T tokens between [CLS] and [SEP], H hidden size, V vocabulary.
 """
 
-import math
-import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
@@ -30,8 +20,8 @@ from tqdm import tqdm
 
 from electra_sampler.foundation.command_line import print_warning
 from electra_sampler.foundation.config import ConfigError, shown
-from finetune.running.model_folder import load_tokenizer
-from pretrain.huggingface.stored import SAMPLING, Sampling, Stored, family, read_stored
+from finetune.likelihood import P_G, Draws, Proposal, draws_of, log_likelihood, proposal_of
+from pretrain.huggingface.stored import LEARNED, SAMPLING, Sampling, Stored, family, read_stored
 from pretrain.model.kernels import cpu_ops
 from pretrain.runs.models import find_donors, is_run
 
@@ -41,81 +31,6 @@ TOKENS_PER_BATCH = 8192
 """Tokens per batch; a base model then needs up to a gigabyte for activations and scores."""
 ELEMENTS = 2**17
 """Scores at a time in float64: 1 MB per term, so that a core's cache holds several, which halves the time."""
-P_G = "electra"
-"""The objective whose replacements are drawn from p_G."""
-
-
-class Draws(NamedTuple):
-    """Log-probabilities of the shown tokens x, [X], at masked positions."""
-
-    log_p_G_X: Tensor
-    log_q_original_X: Tensor
-    """log q(x) where x is the original."""
-    log_q_replacement_X: Tensor
-    """log q(x) where another token is, on average over p_G."""
-
-
-def log_likelihood(d_X: Tensor, draws: Draws, mask_share: float) -> Tensor:
-    """Returns log p(x) of the shown tokens, [X]; it is finite for every finite d and log q."""
-    log_replaced_X = math.log(mask_share) + draws.log_q_replacement_X - d_X
-    return F.logsigmoid(log_replaced_X - torch.log1p(mask_share * draws.log_q_original_X.expm1()))
-
-
-def draws_of(log_p_G_XV: Tensor, ids_X: Tensor, sampling: Sampling, head_XV: Tensor | None = None) -> Draws:
-    """Returns the probabilities of the tokens `ids` under a sampler with these scores of its sampling head, if any.
-
-    Where x is drawn in proportion to a weight that depends on whether it is the original (HP_Loss; `forbid_original`),
-    q(x) also depends on the unknown original y, through the sum of the weights; we average over y != x by p_G, which
-    is exact if p_G is.
-    """
-    x_X1 = ids_X[..., None]
-    log_p_G_X = log_p_G_XV.gather(-1, x_X1)[..., 0]
-    from_p_G = head_XV is None and sampling.temperature == 1 and not sampling.forbid_original
-    if from_p_G or sampling.importance_weighting:  # weights p_G / q teach what draws from p_G would
-        return Draws(log_p_G_X, log_p_G_X, log_p_G_X)
-    weight_XV, original_XV = log_weights(log_p_G_XV, sampling, head_XV)
-    if original_XV is None:
-        log_q_X = weight_XV.gather(-1, x_X1)[..., 0] - weight_XV.logsumexp(-1)
-        return Draws(log_p_G_X, log_q_X, log_q_X)
-    total_XV = torch.logaddexp(log_sum_of_others(weight_XV), original_XV)  # by the original
-    terms = (log_p_G_XV - total_XV, log_p_G_XV)
-    of_others_X, p_others_X = (term_XV.scatter(-1, x_X1, -torch.inf).logsumexp(-1) for term_XV in terms)
-    log_q_original_X = (original_XV - total_XV).gather(-1, x_X1)[..., 0]
-    return Draws(log_p_G_X, log_q_original_X, weight_XV.gather(-1, x_X1)[..., 0] + of_others_X - p_others_X)
-
-
-def log_weights(log_p_G_XV: Tensor, sampling: Sampling, head_XV: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Returns the logs of what replacements are drawn in proportion to, and of the original's weight if it has its own,
-    both [X, V].
-    """
-    weight_XV = log_p_G_XV / sampling.temperature
-    original_XV = None
-    if head_XV is not None and sampling.objective == "hp_loss":
-        original_XV = weight_XV + F.softplus(-head_XV).log()
-        weight_XV = weight_XV + F.softplus(head_XV).log()
-    elif head_XV is not None:
-        p_S_XV = (head_XV / sampling.temperature).softmax(-1)
-        weight_XV = (p_S_XV + sampling.mixture * (log_p_G_XV.exp() - p_S_XV)).log()
-    if sampling.forbid_original:
-        original_XV = torch.full_like(weight_XV, -torch.inf)
-    return weight_XV, original_XV
-
-
-def log_sum_of_others(log_XV: Tensor) -> Tensor:
-    """Returns log sum_{v != x} exp(log_v) for every x, [X, V], without cancellation."""
-    top_X1, total_X1 = log_XV.argmax(-1, keepdim=True), log_XV.logsumexp(-1, keepdim=True)
-    without_top_X1 = log_XV.scatter(-1, top_X1, -torch.inf).logsumexp(-1, keepdim=True)
-    return (total_X1 + torch.log1p(-(log_XV - total_X1).exp())).scatter(-1, top_X1, without_top_X1)
-
-
-class Proposal(NamedTuple):
-    """Values that the models give every token in place of a masked one, each [V]."""
-
-    p_G_V: Tensor
-    p_S_V: Tensor | None
-    """The probability of being drawn where the masked token is the original; `None` without a sampling head."""
-    estimated_loss_V: Tensor | None
-    """The discriminator's loss as HP_Loss's sampling head estimates it."""
 
 
 class Scorer(NamedTuple):
@@ -199,11 +114,6 @@ class Scorer(NamedTuple):
             columns.append(Draws(*map(torch.cat, zip(*parts, strict=True))))
         return Draws(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 
-    @property
-    def samples(self) -> bool:
-        """Whether there is a sampling head, and a record of how replacements were drawn with it."""
-        return self.sampling is not None and "sampler_transform" in self.generator
-
     def masked_scores(self, ids_BL: Tensor, position: int) -> list[Tensor]:
         """Returns the logits [B, V] of the generator, and of its sampling head if any, at a position that it masks."""
         masked_BL = ids_BL.clone()
@@ -217,25 +127,7 @@ class Scorer(NamedTuple):
         """Returns what the generator and its sampling head, if any, propose for the token at a position."""
         ids_BL = torch.tensor([ids], device=self.device)
         log_p_G_V, *head_V = (score_BV[0].double() for score_BV in self.masked_scores(ids_BL, position))
-        log_p_G_V, original = log_p_G_V.log_softmax(-1), ids_BL[0, position]
-        if not head_V or self.sampling is None:
-            return Proposal(log_p_G_V.exp(), None, None)
-        weight_V, original_V = log_weights(log_p_G_V, self.sampling, *head_V)
-        if original_V is not None:
-            weight_V[original] = original_V[original]
-        loss_V = None
-        if self.sampling.objective == "hp_loss":
-            loss_V = F.softplus(head_V[0].index_put((original,), -head_V[0][original]))
-        return Proposal(log_p_G_V.exp(), weight_V.softmax(-1), loss_V)
-
-    def words(self, sentence: str, score_T: np.ndarray) -> list[tuple[str, float]]:
-        """Returns the words of a sentence, which spaces separate, each with the sum of its tokens' scores."""
-        words = [*re.finditer(r"\S+", sentence)]
-        ends = [word.end() for word in words]
-        spans = self.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"][1:-1]
-        place_T = np.searchsorted(ends[:-1], [end for _, end in spans])  # spaces at the end belong to the last word
-        sums = np.bincount(place_T, weights=score_T, minlength=len(words))
-        return [(word[0], float(total)) for word, total in zip(words, sums, strict=True)]
+        return proposal_of(log_p_G_V.log_softmax(-1), ids_BL[0, position], self.sampling, *head_V)
 
 
 def hidden(model: nn.ModuleDict, ids_BL: Tensor) -> Tensor:
@@ -251,76 +143,79 @@ def batches_by_length(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tup
 
 def open_scorer(
     name: str,
-    kinds: Collection[Kind],
+    kinds: Collection[Kind] = (),
     generator: str | None = None,
     mask_share: float | None = None,
     random_weights: bool = False,
 ) -> Scorer:
     """Opens the models of a run, of an export, or of a Hugging Face folder with its `generator`, on the GPU if any.
 
-    Where no `kinds` are named, the models give all that they can.
-    `mask_share` is for a discriminator whose folder does not record it. A masked language model's likelihood is its
-    generator's score. With `random_weights`, the models are untrained.
+    It gives these `kinds` of score, by default all that the models can give. `mask_share` is for a discriminator whose
+    folder does not record it. A masked language model's likelihood is its generator's score. With `random_weights`, the
+    models are untrained.
 
     Raises:
         ConfigError: there is no such model or no generator that fits, or the share of masked tokens is unknown.
     """
     if not torch.cuda.is_available():
         cpu_ops.use()
-    found = find_donors((name,)) if is_run((name,)) else family(read_stored(name))
-    main = next((one for one in found if one.role == "discriminator"), found[0])
-    if generator and main.role == "discriminator":
-        found = family(main, read_stored(generator))
-    models, label = {one.role: one for one in found}, f"{name} (random weights)" if random_weights else name
-    first, tokenizer = built(main, random_weights), tokenizer_of(main)
-    if main.role == "generator":
-        chosen = tuple(dict.fromkeys(kind for kind in kinds if kind != "discriminator"))
-        return Scorer(label, None, first, None, tokenizer, chosen or ("generator",))
-    second, head = models.get("generator"), models.get("sampling head")
-    if not kinds:
-        known = SAMPLING in main.settings or mask_share is not None
-        kinds = get_args(Kind)[: 1 if second is None else 2 + known]
-    if {*kinds} == {"discriminator"} or (second is None and "likelihood" not in kinds and "discriminator" in kinds):
-        return Scorer(label, first, None, None, tokenizer, ("discriminator",))
-    if second is None:
-        raise ConfigError(f"score: got {' '.join(kinds)}, but {name} has no generator inside; add --generator FOLDER")
-    if tokenizer_of(second).get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(
-            f"generator: {second.folder} is not a masked language model with the vocabulary of {name}; name one"
-        )
-    sampling = sampling_of(main, mask_share) if "likelihood" in kinds else None
-    predictor = built(second, random_weights)
-    if head and sampling and sampling.objective in ("hp_loss", "hp_dist"):
-        predictor.update(built(head, random_weights, predictor["electra"].embeddings.word_embeddings))
-    elif sampling and sampling.objective != P_G:
-        print_warning(
-            f"{name} was trained with {sampling.objective}, whose sampler {second.folder} does not hold: its likelihood"
-            " assumes replacements drawn from p_G",
-            to=sys.stderr,
-        )
-    return Scorer(label, None if {*kinds} == {"generator"} else first, predictor, sampling, tokenizer, tuple(kinds))
+    *_, main = models = open_models(name, generator)
+    kinds = kinds_of(models, kinds, mask_share)
+    tokenizer, detects = main.load_tokenizer(), main.role == "discriminator"
+    tokenizer.split_special_tokens = True  # "[MASK]" in a sentence is text, as in pre-training
+    sampling = sampling_of(main, mask_share) if detects and "likelihood" in kinds else None
+    discriminator = built(main, random_weights) if detects and {*kinds} != {"generator"} else None
+    predictor = None
+    if {*kinds} != {"discriminator"}:
+        predictor = built(models[0], random_weights, sampling is not None and sampling.objective in LEARNED)
+        if sampling and sampling.objective != P_G and "sampler_transform" not in predictor:
+            print_warning(
+                f"{name} was trained with {sampling.objective}, whose sampler {models[0].folder} does not hold: its"
+                " likelihood assumes replacements drawn from p_G",
+                to=sys.stderr,
+            )
+    label = f"{name} (random weights)" if random_weights else name
+    return Scorer(label, discriminator, predictor, sampling, tokenizer, kinds)
 
 
-def built(model: Stored, random_weights: bool, words: Any = None) -> Any:
-    torch.manual_seed(0)  # untrained weights are the same in every process
-    return model.build(random_weights, words).eval().to("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def tokenizer_of(model: Stored) -> Any:
-    """Loads a model's tokenizer, for which "[MASK]" in a sentence is text, as in pre-training.
+def open_models(name: str, generator: str | None) -> tuple[Stored, ...]:
+    """Returns the models of a run or a folder: if there are two, the generator first.
 
     Raises:
-        ConfigError: it does not fit the model, or puts no special tokens around a text.
+        ConfigError: there is no such model, or no generator that fits.
     """
-    tokenizer = load_tokenizer(model.tokenizer, model.config.vocab_size)
-    tokenizer.split_special_tokens = True
-    marked = tokenizer("")["input_ids"] == [tokenizer.cls_token_id, tokenizer.sep_token_id]
-    if not marked or tokenizer.mask_token_id is None:
+    found = find_donors((name,)) if is_run((name,)) else (read_stored(name),)
+    found = family(found[-1], generator) if generator or len(found) == 1 else found
+    first, main = found[0].load_tokenizer(), found[-1].load_tokenizer()
+    if first.get_vocab() != main.get_vocab():
         raise ConfigError(
-            f"model: the tokenizer in {model.tokenizer} does not fit; expected [CLS] and [SEP] around a text and a"
-            " [MASK]; save the model's own there"
+            f"generator: {found[0].folder} is not a masked language model with the vocabulary of {name}; name one"
         )
-    return tokenizer
+    return found
+
+
+def kinds_of(models: tuple[Stored, ...], asked: Collection[Kind], mask_share: float | None) -> tuple[Kind, ...]:
+    """Returns the kinds of score that are `asked` for and that the models can give, by default all of these.
+
+    Raises:
+        ConfigError: they need a generator, and there is none.
+    """
+    main = models[-1]
+    if main.role == "generator":
+        return tuple(kind for kind in asked if kind != "discriminator") or ("generator",)
+    if len(models) > 1:
+        recorded = mask_share is not None or SAMPLING in main.settings
+        return tuple(asked) or (get_args(Kind) if recorded else ("discriminator", "generator"))
+    if asked and ("discriminator" not in asked or "likelihood" in asked):
+        raise ConfigError(
+            f"score: got {' '.join(asked)}, but {main.folder} has no generator inside; add --generator FOLDER"
+        )
+    return ("discriminator",)
+
+
+def built(model: Stored, random_weights: bool, sampling_head: bool = False) -> Any:
+    torch.manual_seed(0)  # untrained weights are the same in every process
+    return model.build(random_weights, sampling_head).eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def sampling_of(discriminator: Stored, mask_share: float | None) -> Sampling:

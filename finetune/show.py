@@ -22,7 +22,7 @@ from pydantic import Field
 
 from electra_sampler.foundation.command_line import POSITIONAL, run_script
 from electra_sampler.foundation.config import ConfigError, StrictConfig, explained, shown
-from finetune.score import bits
+from finetune.score import bits, words_of
 
 if TYPE_CHECKING:
     from finetune.scoring import Scorer
@@ -53,7 +53,7 @@ class ShowOptions(StrictConfig):
 def main(options: ShowOptions) -> None:
     from finetune.scoring import open_scorer
 
-    scorer = open_scorer(options.model, (), options.generator, options.mask_share)
+    scorer = open_scorer(options.model, generator=options.generator, mask_share=options.mask_share)
     with Page(scorer) as page, suppress(KeyboardInterrupt):
         print(f"page     {page.address}\nCtrl-C   closes it", flush=True)
         page.serve_forever()
@@ -136,7 +136,7 @@ def lacks(scorer: "Scorer") -> Iterator[str]:
         yield "no generator: there are no proposals and no surprisal; name one with --generator"
     elif scorer.discriminator is not None and scorer.sampling is None:
         yield "no record of the share masked: the likelihood is the generator's alone; name it with --mask_share"
-    if scorer.generator is not None and not scorer.samples:
+    if scorer.generator is not None and "sampler_transform" not in scorer.generator:
         yield "no sampling head with its settings: there is no p_S and no estimated loss"
     elif scorer.sampling is not None and scorer.sampling.objective != "hp_loss":
         yield "no estimate of the loss: its sampling head gives p_S itself"
@@ -175,7 +175,7 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     kind = scorer.kinds[-1]
     answer = {"rest": sentence[ends[-1] :], "total": float(scores[kind].sum()), "of": kind}
     if scorer.generator is not None:
-        answer["words"] = [[word, bits(score)] for word, score in scorer.words(sentence, scores[kind])]
+        answer["words"] = [[word, bits(score)] for word, score in words_of(scorer, sentence, scores[kind])]
     tokens = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return answer | {"tokens": tokens}
 

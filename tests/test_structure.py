@@ -19,7 +19,8 @@ ROOMS = (
     *("pretrain/engine", "pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/runs"),
     *("pretrain/planning", "pretrain/training", "pretrain/analysis"),
     "pretrain",
-    *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running", "finetune/scoring"),
+    *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running"),
+    *("finetune/likelihood", "finetune/scoring"),
     *(
         "finetune/minimal_pairs",
         "finetune/glue",

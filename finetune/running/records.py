@@ -5,7 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,6 +84,11 @@ class RunIdentity(StrictConfig):
         Discriminator(kind_of),
     ]
 
+    @property
+    def setting(self) -> "RunIdentity":
+        """The run without its seed: what all seeds of its setting have in common."""
+        return self.model_copy(update={"seed": None})
+
     def folder_name(self) -> str:
         """Returns the name of the folder for the run's other files, unique to the run."""
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
@@ -133,6 +138,18 @@ def read_records(path: Path) -> list[RunRecord]:
             raise ConfigError(f"{source}: got {shown(values)}, expected the JSON object of a run; remove the line")
         records.append(RunRecord.from_values(values, source))
     return records
+
+
+def choose_records(keep: str, records: Sequence[RunRecord], task: Task) -> list[RunRecord]:
+    """Returns the records whose models are kept, among the records of one setting.
+
+    They are ranked by the task's first metric on its first dev split after the last epoch; of equal scores, the higher
+    seed ranks lower. The median of an even number is the lower of the middle two.
+    """
+    split, metric = task.dev_splits[0], task.metrics[0]
+    ranked = sorted(records, key=lambda record: (record.last[split][metric], -record.run.seed))
+    middle = (len(ranked) - 1) // 2
+    return {"all": ranked, "best": ranked[-1:], "median": ranked[middle : middle + 1], "none": []}[keep]
 
 
 def append_record(path: Path, record: RunRecord) -> None:

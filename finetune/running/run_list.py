@@ -1,53 +1,56 @@
 """The queue of runs: one launch does all requested runs that are not done yet, one after another.
 
 A finished run is one line of OUTPUT/results.jsonl, with its answers in OUTPUT/predictions; an interrupted one resumes
-from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks). `model_folder.py` keeps models.
+from OUTPUT/checkpoints. Several launches with one OUTPUT share the runs (OUTPUT/locks).
+
+A finished run leaves its model in OUTPUT/candidates. When all seeds of its setting are done, the models that `--keep`
+names move to OUTPUT/finetuned, and the others are removed. A folder under its final name is complete, and no folder in
+OUTPUT/finetuned is ever removed.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import torch
 
 from electra_sampler.foundation.command_line import print_warning
 from electra_sampler.foundation.config import counted
-from electra_sampler.foundation.files import require_folder
+from electra_sampler.foundation.files import folder_sha256, require_folder
 from electra_sampler.foundation.locks import Held, Lock, confirm, holder
 from electra_sampler.foundation.progress import about
 from electra_sampler.foundation.settings import settings_tables
 from finetune.config import FinetuneOptions
 from finetune.presets import paper_grid, settings_for, size_of
 from finetune.running.job import Job, LoadedTask
-from finetune.running.model_folder import (
-    CANDIDATES,
-    LOCKS,
-    ModelFolder,
-    keep_models,
-    open_model,
-    save_finetuned,
-    without_seed,
-)
+from finetune.running.model_folder import save_finetuned
 from finetune.running.records import (
     FILE_NAME,
     PREDICTIONS,
     RunIdentity,
     RunRecord,
+    Task,
     append_record,
+    choose_records,
     read_records,
+    task_prefix,
     write_files,
 )
 from finetune.running.train import Saving, Stopped, resolve_for, train
 from pretrain.engine.deepspeed_config import OVERRIDE, read
 from pretrain.engine.deepspeed_keys import DeepSpeedConfig
 from pretrain.engine.hardware import choose, compute_deterministically, require_same_precision, slow_precision
+from pretrain.huggingface.folders import CARD
+from pretrain.huggingface.stored import Stored, read_stored
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import leave, start_processes
 from pretrain.job.stopping import EXIT_STOPPED, StopRequest
+from pretrain.model.sizes import EncoderSizes
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, CANDIDATES, FINETUNED, LOCKS = "checkpoints", "candidates", "finetuned", "locks"
 Options = TypeVar("Options", bound=FinetuneOptions)
 
 
@@ -68,23 +71,24 @@ def run_queue(options: Options, load: Callable[[Options], Iterator[LoadedTask]])
         print(list_settings(options))
         return 0
     require_folder(options.output)
-    tasks = load(options)
-    model = open_model(options.model)  # before the files are read, which may take minutes
-    return Queue([*tasks], model, options).work()
+    return Queue(load(options), read_stored(options.model), options).work()
 
 
 class Queue:
     """The runs of one launch, with the model, data and settings that they share."""
 
-    def __init__(self, tasks: Sequence[LoadedTask], model: ModelFolder, options: FinetuneOptions) -> None:
-        """Plans the runs and starts the processes.
+    def __init__(self, tasks: Iterator[LoadedTask], model: Stored, options: FinetuneOptions) -> None:
+        """Reads the tasks, plans the runs and starts the processes.
 
         Raises:
-            ConfigError: the model, the DeepSpeed configuration or a setting does not fit.
+            ConfigError: the model, a task, the DeepSpeed configuration or a setting does not fit.
         """
         self.options, self.output, self.model = options, options.output, model
+        self.tokenizer = model.load_tokenizer()  # before the tasks are read, which may take minutes
+        of_hub = model.folder != Path(options.model)  # whose card is no part of the model, and may be absent here
+        digest = folder_sha256(model.folder, (CARD,) if of_hub else ())
         self.tasks = {loaded.task.name: loaded for loaded in tasks}
-        self.runs = [run for loaded in tasks for run in plan_runs(options, model, loaded)]
+        self.runs = [run for loaded in self.tasks.values() for run in plan_runs(options, model.config, digest, loaded)]
         if torch.cuda.is_available():
             compute_deterministically()
         self.world = start_processes()
@@ -155,7 +159,7 @@ class Queue:
                 checkpoints = self.output / CHECKPOINTS / run.folder_name()
                 self.do(run, Saving(checkpoints, lambda: bool(stop), weights=self.options.keep != "none"))
         if free:
-            self.keep([other for other in self.runs if without_seed(other) == without_seed(run)])
+            self.keep([other for other in self.runs if other.setting == run.setting])
         return free
 
     def keep(self, runs: Sequence[RunIdentity]) -> None:
@@ -172,13 +176,13 @@ class Queue:
             Stopped: on request, after saving a checkpoint.
         """
         started = time.monotonic()
-        setting = without_seed(run)
+        setting = run.setting
         if setting not in self._jobs:  # its data is the same for every seed
             self._jobs.clear()  # frees the memory first
-            self._jobs[setting] = self.tasks[run.task].make_job(self.model.tokenizer, run.settings)
+            self._jobs[setting] = self.tasks[run.task].make_job(self.tokenizer, run.settings)
         job = self._jobs[setting]
         outcome = train(
-            self.model.path,
+            self.model,
             run.random_weights,
             job,
             run.settings,
@@ -210,20 +214,49 @@ class Queue:
             print(line, flush=True)
 
 
-def plan_runs(options: FinetuneOptions, model: ModelFolder, loaded: LoadedTask) -> list[RunIdentity]:
-    """Returns the runs that the options ask for on one task: one per setting and seed.
+def keep_models(output: Path, keep: str, runs: Sequence[RunIdentity], tasks: Mapping[str, Task]) -> Iterator[str]:
+    """For each setting of `runs` whose seeds are all done, keeps the chosen models and removes the others.
+
+    Skips a setting while another process works on its task, since that launch may add seeds. Yields a line for each
+    model that is kept, or that should be kept but is missing.
+    """
+    done = {record.run: record for record in read_records(output / FILE_NAME)}
+    for setting in dict.fromkeys(run.setting for run in runs):
+        task = tasks[setting.task]
+        waits = any(run not in done for run in runs if run.setting == setting)
+        if waits or any(map(holder, (output / LOCKS).glob(f"{task_prefix(setting.task)}*"))):
+            continue
+        records = [record for run, record in done.items() if run.setting == setting]
+        for record in choose_records(keep, records, task):
+            name, score = record.run.folder_name(), record.last[task.dev_splits[0]][task.metrics[0]]
+            candidate, kept = output / CANDIDATES / name, output / FINETUNED / name
+            which = f"{task.name} seed {record.run.seed} ({keep} of {len(records)}, {task.metrics[0]} {score:.4f})"
+            if candidate.is_dir() and not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                candidate.rename(kept)
+                yield f"{which}: model kept in {kept}"
+            elif not kept.exists():
+                yield f"{which}: no model was saved when it ran; to get one, run it again with another --output"
+        for record in records:
+            for folder in (output / CANDIDATES).glob(f"{record.run.folder_name()}*"):  # whole, or left by a kill
+                shutil.rmtree(folder)
+
+
+def plan_runs(options: FinetuneOptions, sizes: EncoderSizes, digest: str, loaded: LoadedTask) -> list[RunIdentity]:
+    """Returns the runs that the options ask for on one task: one per setting and seed, of a model with these sizes and
+    this digest.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
     """
-    name, hidden_size, positions = loaded.task.name, model.config.hidden_size, model.config.max_position_embeddings
+    name, hidden_size, positions = loaded.task.name, sizes.hidden_size, sizes.max_position_embeddings
     given = [point | options.overrides() for point in (paper_grid(name, hidden_size) if options.grid else [{}])]
     wanted = [settings_for(options.settings_class, name, hidden_size, positions, values) for values in given]
     return [
         RunIdentity(
             task=name,
             seed=seed,
-            model_sha256=model.sha256,
+            model_sha256=digest,
             random_weights=options.random_weights,
             data_sha256=loaded.data_sha256,
             settings=settings,

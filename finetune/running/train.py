@@ -28,7 +28,7 @@ from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
 from pretrain.engine.engine import Engine, optimizer_step, resume
 from pretrain.engine.optim import learning_rate, parameter_groups
-from pretrain.huggingface.stored import read_stored
+from pretrain.huggingface.stored import Stored
 from pretrain.job.processes import World
 from pretrain.model.encoder import Encoder
 
@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 def train(
-    folder: Path,
+    model: Stored,
     random_weights: bool,
     job: Job,
     settings: FinetuneConfig,
@@ -102,7 +102,7 @@ def train(
         Stopped: on request, after saving a checkpoint.
     """
     torch.manual_seed(key_of(seed, 0))
-    encoder = read_stored(folder).encoder(
+    encoder = model.encoder(
         random_weights=random_weights,
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.attention_dropout,

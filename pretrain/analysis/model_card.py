@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.huggingface.folders import source_of
 from pretrain.huggingface.forms import form_of
+from pretrain.huggingface.stored import LEARNED
 from pretrain.method.objective import ObjectiveConfig, PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.runs.folder import BOOKKEEPING, RunDescription, flat
@@ -69,7 +70,7 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
 def _sampler(objective: ObjectiveConfig) -> str:
     """Returns the name of an objective that draws replacements as the paper does; empty for any other."""
     as_in_paper = objective == type(objective)(**objective.model_dump(exclude=CHANGES_Q))
-    return objective.name if as_in_paper and objective.name in ("electra", "hp_loss", "hp_dist") else ""
+    return objective.name if as_in_paper and objective.name in ("electra", *LEARNED) else ""
 
 
 def _scores(run: Path, step: int, predicts: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Hugging Face folders as files: found or downloaded, their settings and weights read, and weights put into a model."""
+"""Hugging Face folders as files: found or downloaded; settings, tokenizer and weights read; a model filled."""
 
 import re
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from data_prep.tokens import read_folder
 from electra_sampler.foundation.config import ConfigError, counted, explained
 from electra_sampler.foundation.files import read_object
 
@@ -20,6 +21,8 @@ EXACT = (torch.float32, torch.bfloat16, torch.float16)
 
 PICKLED = "pytorch_model.bin"
 """File of weights as old versions of transformers saved them."""
+
+TOKENIZER_FILES, TOKENIZER_SETTINGS = ("tokenizer.json", "vocab.txt"), "tokenizer_config.json"
 
 AGAIN = "export or download the model again"
 """End of messages about a damaged or incomplete folder."""
@@ -62,8 +65,42 @@ def source_of(name: str) -> tuple[str, str]:
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """Returns the settings in a folder's `config.json`, or in another file of settings."""
-    return read_object(folder / name, "model", AGAIN)
+    """Returns the settings in a folder's `config.json`, or in another file of settings; empty if there is none."""
+    return read_object(folder / name, "model", AGAIN) if (folder / name).is_file() else {}
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def load_tokenizer(folder: Path, ids: int | None = None) -> Any:
+    """Loads the tokenizer in a folder, as data preparation reads it, for `transformers`.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, has more pieces than the model has `ids`, or puts no special
+            tokens around a text.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if not has_tokenizer(folder):
+        raise ConfigError(
+            f"model: {folder} has no tokenizer; save one there, expected one of {', '.join(TOKENIZER_FILES)} in it"
+        )
+    whole, marks = read_folder(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=whole,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **{f"{name}_token": token for name, token in marks.items()},
+    )
+    pieces = max(tokenizer.get_vocab().values()) + 1
+    if ids is not None and pieces > ids:
+        raise ConfigError(f"model: tokenizer in {folder} has {pieces} pieces, expected at most {ids}; {AGAIN}")
+    if tokenizer("")["input_ids"] != [tokenizer.cls_token_id, tokenizer.sep_token_id]:
+        raise ConfigError(
+            f"model: the tokenizer in {folder} does not fit; expected [CLS] and [SEP] around a text; save the model's"
+            " own there"
+        )
+    return tokenizer
 
 
 def read_weights(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:

@@ -121,8 +121,16 @@ def form_named(model_type: Any, source: str) -> Form:
 
 def form_of(config: EncoderSizes, architecture: str) -> Form:
     """Returns the form in which a model with this encoder, of this class, is written."""
-    fitting = (form for form in FORMS if form.parts.config is type(config) and architecture in form.classes)
-    return next(form for form in fitting if form.holds(config))
+    return next(
+        form
+        for form in FORMS
+        if form.parts.config is type(config) and architecture in form.classes and form.holds(config)
+    )
+
+
+def of_encoder(weights: Weights) -> dict[str, Tensor]:
+    """Returns the weights of the encoder, without those of heads."""
+    return {name: weight for name, weight in weights.items() if name.startswith("electra.")}
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
@@ -151,12 +159,9 @@ def electra_settings(config: Any, architecture: str, stock: Weights, special: Ma
 
 
 def relative_settings(config: Any, architecture: str, stock: Weights, special: Mapping[str, int]) -> dict[str, Any]:
+    tasks = ("PreTraining", "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
     classes = {"AutoConfig": "ElectraSamplerConfig", "AutoModel": "ElectraSamplerModel"}
-    for task in (
-        *("PreTraining", "MaskedLM", "SequenceClassification", "TokenClassification"),
-        *("QuestionAnswering", "MultipleChoice"),
-    ):
-        classes[f"AutoModelFor{task}"] = f"ElectraSamplerFor{task}"
+    classes |= {f"AutoModelFor{task}": f"ElectraSamplerFor{task}" for task in (*tasks, "MultipleChoice")}
     if architecture == JOINT_ANSWERER:
         classes["AutoModelForQuestionAnswering"] = architecture.replace("Electra", "ElectraSampler")
     relative = dataclasses.replace(config, relative_position=True)
@@ -221,11 +226,13 @@ class Rotation(StrictConfig):
     rope_theta: float | None = Field(default=None, gt=1)
 
 
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    "max_position_embeddings",
-)
-MODERN_SETTINGS = dict(zip(SIZES, SIZES, strict=True)) | {
+MODERN_SETTINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_hidden_layers",
+    "num_attention_heads": "num_attention_heads",
+    "max_position_embeddings": "max_position_embeddings",
     "norm_eps": "layer_norm_eps",
     "initializer_range": "initializer_range",
     "local_attention": "window",

@@ -6,7 +6,7 @@ default, a fresh sampling head starts with p_S = p_G. Added tokens and positions
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from data_prep.tokens import open_tokenizer
 from electra_sampler.foundation.config import ConfigError
 from pretrain.config import RunConfig
-from pretrain.huggingface.folders import fill
-from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, OUTPUT_MATRIX, WORDS
-from pretrain.huggingface.stored import HEADS, SAMPLING, Stored, family, read_stored
+from pretrain.huggingface.folders import fill, has_tokenizer
+from pretrain.huggingface.forms import OUTPUT_MATRIX, WORDS, of_encoder
+from pretrain.huggingface.stored import CLASSES, HEADS, SAMPLING, Stored, family, of_sampler, read_stored
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
 
@@ -28,15 +28,12 @@ FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_rang
 """Dropout and initialization, the only fields of an encoder that a run does not take from the models."""
 MAY_DIFFER = (*FREE, "global_theta", "local_theta")
 """Fields in which a run may differ from the models: also rotary bases, for longer sequences."""
-PROBE = "\u00c9cole \u4e2d\u6587"
-"""A text that shows every setting of a normalizer (case, accents, Chinese): `École` and two Chinese characters."""
-CLASSES = {"generator": GENERATOR, "discriminator": DISCRIMINATOR}
 PER_TOKEN = ("word_embeddings.weight", "generator_lm_head.bias", "sampler_scores.bias")
 """Ends of the names of parameters with a row per token."""
 
 
 Donors = tuple[Stored, ...]
-"""At least one donor, a generator first. Shared embeddings come from the last donor that is a model."""
+"""At least one donor, a generator first. Shared embeddings come from the last."""
 
 
 def find_models(names: Sequence[str]) -> Donors:
@@ -48,34 +45,25 @@ def find_models(names: Sequence[str]) -> Donors:
     Raises:
         ConfigError: more than two names, no such model, or a model with settings that this implementation lacks.
     """
-    if len(names) > 2:
+    last = model = read_stored(names[-1])
+    if model.role == "generator" and not model.form.predicts_alone:
+        last = model._replace(role="discriminator", weights=lambda: of_encoder(model.weights()))
+    if len(names) > 2 or (len(names) == 2 and last.role == "generator"):
         raise ConfigError(
-            f"init_from: got {len(names)} names, expected GENERATOR DISCRIMINATOR, one model, or a run folder"
+            f"init_from: got {' '.join(names)}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a model"
+            " of another class; or one model, or a run folder"
         )
-    *first, last = map(read_stored, names)
-    if last.role == "generator" and not last.form.predicts_alone:
-        last = last._replace(role="discriminator", weights=partial(encoder_of, last))
-    if first and (first[0].role, last.role) != ("generator", "discriminator"):
-        raise ConfigError(
-            f"init_from: got {names[0]} {names[1]}, expected GENERATOR DISCRIMINATOR: an ElectraForMaskedLM, then a"
-            " model of another class"
-        )
-    donors = family(last, *first)
-    generator = donors[0]
+    generator, *others = family(last, *names[:-1])
     if generator.role != "generator":
-        return donors
+        return (generator,)
     if generator.settings.get("tie_word_embeddings", True):
-        return (generator._replace(weights=partial(without_matrix, generator)), *donors[1:])
+        return (generator._replace(weights=partial(without_matrix, generator)), *others)
     if not generator.form.folds:
         raise ConfigError(
             f"init_from: {generator.folder} has tie_word_embeddings False, expected True: the output matrix is the word"
             " embeddings here; name a generator trained with tied embeddings"
         )
-    return unfolded(*donors)
-
-
-def encoder_of(model: Stored) -> dict[str, Tensor]:
-    return {name: weight for name, weight in model.weights().items() if name.startswith("electra.")}
+    return unfolded(generator, *others)
 
 
 def without_matrix(generator: Stored) -> dict[str, Tensor]:
@@ -90,17 +78,16 @@ def without_matrix(generator: Stored) -> dict[str, Tensor]:
     return weights
 
 
-def unfolded(generator: Stored, discriminator: Stored, *head: Stored) -> Donors:
-    """Returns the donors with the projections that an export multiplied into the tables of a narrow generator and its
-    sampling head: the tables divided by the discriminator's word embeddings or, if it had its own, by a basis.
+def unfolded(generator: Stored, discriminator: Stored) -> Donors:
+    """Returns the donors with the projections that an export multiplied into the tables of a narrow generator: the
+    tables divided by the discriminator's word embeddings or, if it had its own, by a basis.
     """
-    size, folded = discriminator.config.embedding_size, (generator, *head)
+    size = discriminator.config.embedding_size
 
-    @cache
-    def weights() -> list[dict[str, Tensor]]:
-        found, words_VE = [one.weights() for one in folded], discriminator.weights()[WORDS].double()
-        matrices = [own.pop(f"{HEADS[one.role][1]}.weight") for own, one in zip(found, folded, strict=True)]
-        tables_VX = torch.cat([found[0][WORDS], *matrices], 1).double()
+    def weights() -> dict[str, Tensor]:
+        own, words_VE = generator.weights(), discriminator.weights()[WORDS].double()
+        names = {f"{scores}.weight": head for head, scores in HEADS["generator"] if f"{scores}.weight" in own}
+        tables_VX = torch.cat([own[WORDS], *map(own.pop, names)], 1).double()
         factors_EX = torch.linalg.lstsq(words_VE, tables_VX).solution
         if (words_VE @ factors_EX - tables_VX).abs().max() > 1e-4 * tables_VX.abs().max():
             basis_VX, scale_X, rest_XX = torch.linalg.svd(tables_VX, full_matrices=False)
@@ -108,15 +95,12 @@ def unfolded(generator: Stored, discriminator: Stored, *head: Stored) -> Donors:
             words_VE = F.pad((basis_VX * scale_X)[:, :rank], (0, size - rank))
             factors_EX = F.pad(rest_XX[:rank], (0, 0, 0, size - rank))
         into_EH, *out_EH = factors_EX.float().split(generator.config.hidden_size, 1)
-        found[0] |= {WORDS: words_VE.float(), "electra.embeddings_project.weight": into_EH.T}
-        for own, one, factor_EH in zip(found, folded, out_EH, strict=True):
-            own[f"{HEADS[one.role][0]}.embeddings_project.weight"] = factor_EH
-        return found
+        own |= {WORDS: words_VE.float(), "electra.embeddings_project.weight": into_EH.T}
+        outs = zip(names.values(), out_EH, strict=True)
+        return own | {f"{head}.embeddings_project.weight": out_EH for head, out_EH in outs}
 
     config = dataclasses.replace(generator.config, embedding_size=size)
-    read = [partial(lambda place: dict(weights()[place]), place) for place in range(len(folded))]
-    first, *rest = (one._replace(config=config, weights=get) for one, get in zip(folded, read, strict=True))
-    return (first, discriminator, *rest)
+    return generator._replace(config=config, weights=weights), discriminator
 
 
 def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
@@ -126,38 +110,33 @@ def with_sizes_of(run: RunConfig, donors: Donors) -> RunConfig:
     Raises:
         ConfigError: two models for an objective that trains one, another kind of encoder, or invalid sizes.
     """
-    configs = {donor.role: donor.config for donor in donors}
-    generator, discriminator = configs.get("generator"), configs.get("discriminator")
-    known = discriminator or donors[0].config
-    if "generator" not in objective_class(run.objective.name).exports:
-        if generator and discriminator:
-            raise ConfigError(
-                f"init_from: the objective {run.objective.name} trains one model, got a generator and a discriminator;"
-                " name one of them, or choose another objective"
-            )
-        generator, discriminator = None, known
-    if donors[-1].form.parts is not run.model.parts:
+    first, known, preset = donors[0], donors[-1].config, run.model
+    trains_one = "generator" not in objective_class(run.objective.name).exports
+    if trains_one and len(donors) > 1:
         raise ConfigError(
-            f"init_from: the encoder of {donors[-1].folder} is of another kind than model.backbone"
-            f" {run.model.backbone}; choose a preset with its kind"
+            f"init_from: the objective {run.objective.name} trains one model, got a generator and a discriminator;"
+            " name one of them, or choose another objective"
         )
-    head_size = known.hidden_size // known.num_attention_heads
-    heads = known.num_attention_heads
-    if discriminator is None:
-        heads = max(1, round(heads * run.model.hidden_size / run.model.generator_hidden_size))
-    width = head_size * heads
-    share = run.model.generator_hidden_size / run.model.hidden_size
+    if stranger := next((donor for donor in donors if donor.form.parts is not preset.parts), None):
+        raise ConfigError(
+            f"init_from: the encoder of {stranger.folder} is of another kind than model.backbone {preset.backbone};"
+            " choose a preset with its kind"
+        )
+    heads, wide, narrow = known.num_attention_heads, preset.hidden_size, preset.generator_hidden_size
+    head_size = known.hidden_size // heads
+    generator = first.config if first.role == "generator" and not trains_one else None
+    width = head_size * max(1, round(heads * wide / narrow)) if generator is known else known.hidden_size
+    other = head_size * max(1, round(heads * narrow / wide))
     sizes = {
-        **{name: value for name, value in vars(known).items() if name in type(run.model).model_fields.keys() - FREE},
+        **{name: value for name, value in vars(known).items() if name in type(preset).model_fields.keys() - FREE},
         "layers": known.num_hidden_layers,
         "hidden_size": width,
-        "heads": heads,
+        "heads": width // head_size,
         "intermediate_size": known.intermediate_size * width // known.hidden_size,
-        "embedding_size": known.embedding_size,
-        "generator_hidden_size": generator.hidden_size if generator else head_size * max(1, round(heads * share)),
+        "generator_hidden_size": generator.hidden_size if generator else other,
         "max_positions": known.max_position_embeddings,
     }
-    model = type(run.model).from_values(run.model.model_dump() | sizes, f"init_from: {donors[-1].folder}")
+    model = type(preset).from_values(preset.model_dump() | sizes, f"init_from: {donors[-1].folder}")
     return run.model_copy(update={"model": model})
 
 
@@ -172,7 +151,7 @@ def misfits(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path) ->
         for field, ours in vars(encoders[-1 if donor.role == "discriminator" else 0]).items()
         if (theirs := getattr(donor.config, field)) != ours
         and field not in MAY_DIFFER
-        and not (field == "vocab_size" and donor.has_tokenizer)  # its tokens are compared below
+        and not (field == "vocab_size" and has_tokenizer(donor.tokenizer))  # its tokens are compared below
         and not (field == "max_position_embeddings" and theirs < ours)
     ]
     tokens = open_tokenizer(str(tokenizer)).tokens
@@ -180,16 +159,10 @@ def misfits(donors: Donors, run: RunConfig, vocab_size: int, tokenizer: Path) ->
         f"init_from: the vocabulary of {donor.folder} is neither the data's nor its beginning; build the shards with"
         " that folder as --vocab"
         for donor in donors
-        if donor.has_tokenizer and open_tokenizer(str(donor.tokenizer)).tokens != tokens[: donor.config.vocab_size]
+        if has_tokenizer(donor.tokenizer)
+        and open_tokenizer(str(donor.tokenizer)).tokens != tokens[: donor.config.vocab_size]
     ]
     yield from dict.fromkeys(fields or others)
-
-
-def normalized_otherwise(donors: Donors, tokenizer: Path) -> list[Path]:
-    """Returns the folders of the donors whose tokenizer treats case, accents or Chinese unlike the data's."""
-    ours = open_tokenizer(str(tokenizer)).normalized(PROBE)
-    tokenizers = {donor.folder: donor.tokenizer for donor in donors if donor.has_tokenizer}
-    return [folder for folder, path in tokenizers.items() if open_tokenizer(str(path)).normalized(PROBE) != ours]
 
 
 def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
@@ -203,7 +176,7 @@ def load_donors(model: Objective, donors: Donors, tokenizer: Path) -> None:
         ConfigError: a weight is missing, has another shape, or has no place in the model.
     """
     loaded = load_parts(model, donors, tokenizer)
-    if not any(name.startswith("sampler_") for name in loaded):
+    if not any(map(of_sampler, loaded)):
         model.start()
     if fresh := [name for name, _ in model.named_children() if name not in loaded]:
         print(f"init_from: these parts start fresh, except for shared embeddings: {', '.join(fresh)}")
@@ -224,42 +197,36 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
     loaded: list[str] = []
     embeddings: list[dict[str, Tensor]] = []
     encoder: Any = model.exported(".")["electra"]
+    sampler = nn.ModuleDict({name: part for name, part in model.named_children() if of_sampler(name)})
+    same = donors[-1].settings.get(SAMPLING, {}).get("objective") == model.objective.name
     for donor in donors:
         weights = extended(donor.weights(), encoder.config, donor, tokenizer)
-        if donor.role == "sampling head":
-            modules = nn.ModuleDict(
-                {name: part for name, part in model.named_children() if name.startswith("sampler_")}
-            )
-            parts = [*modules]
-            objective = donor.settings.get(SAMPLING, {}).get("objective")
-            if objective != model.objective.name or weights.keys() != modules.state_dict().keys():
-                continue
-        else:
-            place = donor.role if donor.role in model.exports else "."
-            (architecture, *parts), modules = model.exports[place], model.exported(place)
-            if architecture != CLASSES[donor.role]:  # its head is for another task
-                weights = {name: weight for name, weight in weights.items() if name.startswith("electra.")}
-            if place == "." and all(name.startswith("electra.") for name in weights):
-                parts, modules = parts[:1], nn.ModuleDict({"electra": modules["electra"]})
-            embeddings.append(
-                {
-                    name.removeprefix(EMBEDDINGS): weight
-                    for name, weight in weights.items()
-                    if name.startswith(EMBEDDINGS)
-                }
-            )
+        head = {name: weights.pop(name) for name in [*filter(of_sampler, weights)]}
+        place = donor.role if donor.role in model.exports else "."
+        (architecture, *parts), modules = model.exports[place], model.exported(place)
+        embedded = {name: weight for name, weight in weights.items() if name.startswith(EMBEDDINGS)}
+        embeddings.append({name.removeprefix(EMBEDDINGS): weight for name, weight in embedded.items()})
+        whole = of_encoder(weights)
+        if architecture != CLASSES[donor.role] or (place == "." and whole.keys() == weights.keys()):
+            weights, parts, modules = whole, parts[:1], nn.ModuleDict({"electra": modules["electra"]})
+        if same and head.keys() == sampler.state_dict().keys():
+            fill(sampler, head, donor.folder)
+            parts += sampler
         fill(modules, weights, donor.folder)
         loaded += parts
     if "generator" in model.exports:
-        encoders: list[Any] = [model.get_submodule(name) for name in ("generator", "discriminator")]
-        for own, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
-            own.embeddings.start_from(weights)
-        differ = any(not torch.equal(one, embeddings[-1][name]) for name, one in embeddings[0].items())
-        if differ and encoders[0].embeddings is encoders[1].embeddings:
-            print(
-                f"embeddings of {donors[0].folder} and {donors[1].folder} differ: the discriminator's are used for both"
-            )
+        start_embeddings(model, donors, embeddings)
     return loaded
+
+
+def start_embeddings(model: Objective, donors: Donors, embeddings: Sequence[Mapping[str, Tensor]]) -> None:
+    """Sets the embeddings of both encoders to those of their donor or of a single one, by name."""
+    encoders: list[Any] = [model.get_submodule(name) for name in ("generator", "discriminator")]
+    for own, weights in zip(encoders, (embeddings[0], embeddings[-1]), strict=True):
+        own.embeddings.start_from(weights)
+    differ = any(not torch.equal(one, embeddings[-1][name]) for name, one in embeddings[0].items())
+    if differ and encoders[0].embeddings is encoders[1].embeddings:
+        print(f"embeddings of {donors[0].folder} and {donors[1].folder} differ: the discriminator's are used for both")
 
 
 def extended(weights: Mapping[str, Tensor], config: Any, donor: Stored, tokenizer: Path) -> dict[str, Tensor]:

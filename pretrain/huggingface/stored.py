@@ -6,28 +6,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from data_prep.tokens import read_folder
 from electra_sampler.foundation.config import ConfigError, StrictConfig
-from pretrain.huggingface.folders import fill, find_folder, read_config, read_weights
-from pretrain.huggingface.forms import GENERATOR, WORDS, Form, form_named, form_of, renamed
+from pretrain.huggingface.folders import fill, find_folder, load_tokenizer, read_config, read_weights
+from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, WORDS, Form, form_named, form_of, of_encoder, renamed
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder
 from pretrain.model.sizes import EncoderSizes
 
-Role = Literal["generator", "discriminator", "sampling head"]
-"""A model that predicts masked tokens; any other; or a run's sampling head, which is no model of its own."""
-HEADS: dict[Role, tuple[str, ...]] = {
-    "generator": ("generator_predictions", "generator_lm_head"),
-    "discriminator": ("discriminator_predictions",),
-    "sampling head": ("sampler_transform", "sampler_scores"),
+Role = Literal["generator", "discriminator"]
+"""A model that predicts masked tokens, or any other."""
+CLASSES: dict[Role, str] = {"generator": GENERATOR, "discriminator": DISCRIMINATOR}
+HEADS: dict[Role, tuple[tuple[str, ...], ...]] = {
+    "generator": (("generator_predictions", "generator_lm_head"), ("sampler_transform", "sampler_scores")),
+    "discriminator": (("discriminator_predictions",),),
 }
-"""Modules of a role's pre-training head. Other samplers than the paper's may have a head with other modules."""
+"""Modules of a role's pre-training head, then of a generator's sampling head. Other samplers than the paper's may have
+other modules in its place; their names begin with `sampler_`, too.
+"""
+SAMPLER_NAMES = dict(zip(*HEADS["generator"], strict=True))
+"""Modules of a generator's own head, each with its counterpart in the sampling head."""
 SAMPLING = "replacement_sampling"
 """Key of `Sampling` in a discriminator's `config.json`."""
+LEARNED = ("hp_loss", "hp_dist")
+"""Objectives whose sampling head an export holds."""
 SAMPLING_HEAD = "sampling_head.safetensors"
 """The sampling head, beside the generator's weights: under the names of the generator's own head, in whose place it
 computes z of HP_Loss, or HP_Dist's scores.
@@ -54,15 +60,16 @@ class Stored(NamedTuple):
     """Where it is from, as messages name it."""
     form: Form
     config: EncoderSizes
-    """Configuration of its encoder; of a sampling head, of the generator's."""
+    """Configuration of its encoder."""
     tokenizer: Path
     weights: Callable[[], dict[str, Tensor]]
+    """A generator's include those of its sampling head, if it has one."""
     settings: Mapping[str, Any] = {}
     """The settings in its `config.json` besides the encoder's."""
 
-    @property
-    def has_tokenizer(self) -> bool:
-        return any((self.tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.txt"))
+    def load_tokenizer(self) -> Any:
+        """Loads its tokenizer; raises `ConfigError` as the function of this name does."""
+        return load_tokenizer(self.tokenizer, self.config.vocab_size)
 
     def encoder(self, *, random_weights: bool = False, **changes: Any) -> Encoder:
         """Builds its encoder, with `changes` to its configuration, such as dropout.
@@ -74,36 +81,40 @@ class Stored(NamedTuple):
         """
         encoder = self.form.parts.encoder(dataclasses.replace(self.config, **changes))
         if not random_weights:
-            own = {name: weight for name, weight in self.weights().items() if name.startswith("electra.")}
-            fill(nn.ModuleDict({"electra": encoder}), own, self.folder)
+            fill(nn.ModuleDict({"electra": encoder}), of_encoder(self.weights()), self.folder)
         return encoder
 
-    def build(self, random_weights: bool = False, words: nn.Embedding | None = None) -> nn.ModuleDict:
-        """Builds its encoder, `electra`, and the modules of its pre-training head; for a sampling head, whose output
-        matrix is the generator's `words`, only these.
+    def build(self, random_weights: bool = False, sampling_head: bool = False) -> nn.ModuleDict:
+        """Builds its encoder, `electra`, and the modules of its pre-training head and, if wanted, of its sampling head.
 
         Raises:
-            ConfigError: it has no such head, or the weights do not fit the configuration.
+            ConfigError: it has no pre-training head, or the weights do not fit the configuration.
         """
-        model, weights, (first, *scores) = nn.ModuleDict(), self.weights(), HEADS[self.role]
-        if words is None:
-            if WORDS not in weights or not any(name.startswith(f"{first}.") for name in weights):
-                raise ConfigError(
-                    f"models: {self.folder} has no word embeddings or no pre-training head; expected an"
-                    " exported pre-trained model, not a fine-tuned one"
-                )
-            model["electra"] = encoder = self.form.parts.encoder(self.config)
-            words = encoder.embeddings.word_embeddings
-        model[first] = (self.form.parts.transform if scores else self.form.parts.detector)(self.config)
-        for name in scores:
-            model[name] = matrix = ops.Linear(words.weight.shape[1], self.config.vocab_size)
-            nn.init.zeros_(matrix.bias)
-            weights.setdefault(f"{name}.bias", matrix.bias)
-            if f"{name}.weight" not in weights:
-                matrix.weight, weights[f"{name}.weight"] = words.weight, weights.get(WORDS, words.weight)
+        weights = {name: weight for name, weight in self.weights().items() if sampling_head or not of_sampler(name)}
+        modules = {name.partition(".")[0] for name in weights}
+        if WORDS not in weights or HEADS[self.role][0][0] not in modules:
+            raise ConfigError(
+                f"models: {self.folder} has no word embeddings or no pre-training head; expected an"
+                " exported pre-trained model, not a fine-tuned one"
+            )
+        encoder = self.form.parts.encoder(self.config)
+        model, words = nn.ModuleDict({"electra": encoder}), encoder.embeddings.word_embeddings.weight
+        for transform, *scores in (head for head in HEADS[self.role] if head[0] in modules):
+            model[transform] = (self.form.parts.transform if scores else self.form.parts.detector)(self.config)
+            for name in scores:
+                matrix = ops.Linear(words.shape[1], self.config.vocab_size)
+                nn.init.zeros_(matrix.bias)
+                weights.setdefault(f"{name}.bias", matrix.bias)
+                if f"{name}.weight" not in weights:
+                    matrix.weight, weights[f"{name}.weight"] = words, weights[WORDS]
+                model[name] = matrix
         if not random_weights:
             fill(model, weights, self.folder)
         return model
+
+
+def of_sampler(name: str) -> bool:
+    return name.startswith("sampler_")
 
 
 def read_stored(name: str | Path) -> Stored:
@@ -117,44 +128,31 @@ def read_stored(name: str | Path) -> Stored:
     form = form_named(values.get("model_type"), f"model: {path}")
     config = form.read(values, f"model: {path}")
     architecture = f"ElectraFor{(values.get('architectures') or [''])[0].partition('For')[2]}"
+
+    def weights() -> dict[str, Tensor]:
+        head = read_weights(folder, SAMPLING_HEAD) if (folder / SAMPLING_HEAD).is_file() else {}
+        sampler = {renamed(name, SAMPLER_NAMES): weight for name, weight in form.ours(head, GENERATOR).items()}
+        return form.ours(read_weights(folder), architecture) | sampler
+
     role: Role = "generator" if architecture == GENERATOR else "discriminator"
-    return Stored(role, folder, form, config, folder, lambda: form.ours(read_weights(folder), architecture), values)
+    return Stored(role, folder, form, config, folder, weights, values)
 
 
-def require_readable(tokenizer: Path) -> None:
-    """Refuses a tokenizer's folder whose ids data preparation would not give.
-
-    Raises:
-        ConfigError: see `read_folder`.
-    """
-    read_folder(tokenizer)
-
-
-def family(model: Stored, generator: Stored | None = None) -> tuple[Stored, ...]:
-    """Returns a model; before a discriminator its generator, by default the one inside its folder, and after it their
-    sampling head, as far as there are any.
+def family(model: Stored, generator: str | Path | None = None) -> tuple[Stored, ...]:
+    """Returns a model; before a discriminator its generator, by default the one inside its folder, if there is one.
 
     Raises:
-        ConfigError: the generator does not predict tokens.
+        ConfigError: the generator cannot be read, or does not predict tokens.
     """
     inside = model.folder / "generator"
-    if model.role == "discriminator" and generator is None and inside.is_dir():
-        generator = read_stored(inside)
-    if model.role == "generator" or generator is None:
+    if model.role == "generator" or not (generator or inside.is_dir()):
         return (model,)
-    if generator.role != "generator":
+    first = read_stored(generator or inside)
+    if first.role != "generator":
         raise ConfigError(
-            f"generator: {generator.folder} is not a masked language model with the vocabulary of {model.folder}; name"
-            " one"
+            f"generator: {first.folder} is not a masked language model with the vocabulary of {model.folder}; name one"
         )
-    names = dict(zip(HEADS["generator"], HEADS["sampling head"], strict=True))
-
-    def weights(folder: Path = generator.folder, form: Form = generator.form) -> dict[str, Tensor]:
-        own = form.ours(read_weights(folder, SAMPLING_HEAD), GENERATOR)
-        return {renamed(name, names): weight for name, weight in own.items()}
-
-    head = generator._replace(role="sampling head", weights=weights, settings=model.settings)
-    return (generator, model, head) if (generator.folder / SAMPLING_HEAD).is_file() else (generator, model)
+    return (first, model)
 
 
 def write(
@@ -165,13 +163,14 @@ def write(
     special: Mapping[str, int],
     settings: Mapping[str, Any],
 ) -> Form:
-    """Writes a model of this class: `config.json` with these `settings` added, `model.safetensors`, and its code.
+    """Writes a model of this class: `config.json` with these `settings` added, `model.safetensors`, a generator's
+    sampling head, and its code.
 
     `architecture` and `weights` are ELECTRA's; `special` holds the ids of special tokens. Returns the form that it has.
     """
     form = form_of(config, architecture)
     folder.mkdir(parents=True, exist_ok=True)
-    stock = form.theirs(weights, config)
+    stock = form.theirs({name: weight for name, weight in weights.items() if not of_sampler(name)}, config)
     description = {
         "architectures": [form.classes[architecture]],
         "model_type": form.model_type,
@@ -180,6 +179,12 @@ def write(
     }
     (folder / "config.json").write_text(json.dumps(description, indent=2) + "\n")
     save_weights(stock, folder / "model.safetensors")
+    names = {ours: theirs for theirs, ours in SAMPLER_NAMES.items()}
+    if head := {renamed(name, names): weight for name, weight in weights.items() if of_sampler(name)}:
+        head.setdefault("generator_lm_head.bias", torch.zeros(config.vocab_size))
+        encoder = form.theirs(of_encoder(weights), config)
+        whole = form.theirs(of_encoder(weights) | head, config).items()
+        save_weights({name: weight for name, weight in whole if name not in encoder}, folder / SAMPLING_HEAD)
     for name in form.code:
         (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
     return form

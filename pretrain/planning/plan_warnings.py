@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Iterator
 
 from data_prep.manifest import LESS_PADDING, MOST_PADDING, enough_to_hold_out
+from data_prep.tokens import open_tokenizer
 from electra_sampler.foundation.files import existing_part
 from electra_sampler.foundation.progress import DAY, about
 from pretrain.engine.hardware import slow_precision
-from pretrain.huggingface.init_from import normalized_otherwise
+from pretrain.huggingface.folders import has_tokenizer
 from pretrain.method.registry import objective_class
 from pretrain.planning.estimates import GIB, MASTER_BYTES, MOMENTS_BYTES, Machine, Memory, memory_per_process
 from pretrain.planning.plan import Plan
@@ -25,6 +26,8 @@ MOST_DAYS, MOST_UNCONFIRMED_DAYS = 60, 5
 DeepSpeed file. The paper's longest run took 5 days, on 16 GPUs."""
 MOST_WARMUP = 0.5
 """A larger share of warm-up steps causes a warning; the paper's runs have 0.01."""
+PROBE = "\u00c9cole \u4e2d\u6587"
+"""A text that shows every setting of a normalizer (case, accents, Chinese): `École` and two Chinese characters."""
 PAPER_VOCABULARY, FAR = 30_522, 4
 """Size of BERT's vocabulary, which the paper uses; 4 times smaller or larger makes it a different experiment."""
 
@@ -33,6 +36,7 @@ def plan_warnings(plan: Plan, parameters: int, machine: Machine) -> list[str]:
     """Returns the warnings about a run on this machine before it starts."""
     return [
         *_data_and_schedule(plan),
+        *_normalization(plan),
         *_sizes(plan),
         *disk_shortage(plan, parameters),
         *_memory(plan, parameters, machine),
@@ -92,11 +96,6 @@ def _data_and_schedule(plan: Plan) -> Iterator[str]:
                 f"data: {folder} has {size:,} sequences, and {steps:,} steps would read them {epochs:,.0f} times,"
                 f" expected at most {MOST_EPOCHS} (BERT: 40); build it from more text{fewer}"
             )
-    for donor in normalized_otherwise(plan.donors or (), plan.shards.folders[0] / "tokenizer"):
-        yield (
-            f"init_from: the tokenizer of {donor} treats case, accents or Chinese otherwise than that of"
-            f" {plan.shards.folders[0]}; build the shards with the model's folder as --vocab"
-        )
     if plan.held_out is None:
         share = enough_to_hold_out(plan.shards.manifest.books.documents.train)
         yield (
@@ -108,6 +107,19 @@ def _data_and_schedule(plan: Plan) -> Iterator[str]:
             f"optim.warmup_steps: got {warmup:,} of {steps:,} steps, so the learning rate rises for most of the run;"
             f" use --set optim.warmup_steps={steps // 10} or lower"
         )
+
+
+def _normalization(plan: Plan) -> Iterator[str]:
+    """Yields a warning for each model whose tokenizer treats case, accents or Chinese unlike the data's."""
+    data = plan.shards.folders[0]
+    tokenizers = {donor.folder: donor.tokenizer for donor in plan.donors or () if has_tokenizer(donor.tokenizer)}
+    for donor, tokenizer in tokenizers.items():
+        ours, theirs = (open_tokenizer(str(path)).normalized(PROBE) for path in (data / "tokenizer", tokenizer))
+        if ours != theirs:
+            yield (
+                f"init_from: the tokenizer of {donor} treats case, accents or Chinese otherwise than that of {data};"
+                " build the shards with the model's folder as --vocab"
+            )
 
 
 def _sizes(plan: Plan) -> Iterator[str]:

@@ -12,10 +12,10 @@ from electra_sampler.foundation.config import ConfigError, counted
 from pretrain.data.remote import local_folder
 from pretrain.data.shards import open_shards
 from pretrain.engine.checkpoint import Checkpoint, EngineState, all_valid, load, load_weights, require_fit
-from pretrain.huggingface.export import sampling_of
+from pretrain.huggingface.export import sampling_head, sampling_of
 from pretrain.huggingface.forms import DISCRIMINATOR, form_of
 from pretrain.huggingface.init_from import PER_TOKEN, Donors, find_models, load_donors, load_parts
-from pretrain.huggingface.stored import SAMPLING, Role, Stored
+from pretrain.huggingface.stored import Role, Stored
 from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.model.encoder import Stack
@@ -110,30 +110,20 @@ def find_donors(names: Sequence[str]) -> Donors:
 
 def donors_of(description: RunDescription, folder: Path, load_model: Callable[[], Objective]) -> Donors:
     """Returns the models of the run in `folder`; `load_model` is called once, when weights are first read."""
-    trained = cache(load_model)
+    trained, run = cache(load_model), description.run
+    settings = sampling_of(run.objective, description.mask_share)
 
-    def weights(place: str) -> dict[str, Tensor]:
-        return dict(trained().exported(place).state_dict())
+    def stored(role: Role, config: EncoderSizes, place: str) -> Stored:
+        def weights() -> dict[str, Tensor]:
+            head = sampling_head(trained()) if role == "generator" else {}
+            return trained().exported(place).state_dict() | head
 
-    def sampling_head() -> dict[str, Tensor]:
-        return {name: weight for name, weight in trained().state_dict().items() if name.startswith("sampler_")}
+        return Stored(role, folder, form_of(config, DISCRIMINATOR), config, folder / "tokenizer", weights, settings)
 
-    run, tokenizer = description.run, folder / "tokenizer"
-    kind = objective_class(run.objective.name)
-    settings = {SAMPLING: sampling_of(run.objective, description.mask_share).model_dump()}
-
-    def stored(role: Role, config: EncoderSizes, read: Callable[[], dict[str, Tensor]]) -> Stored:
-        return Stored(role, folder, form_of(config, DISCRIMINATOR), config, tokenizer, read, settings)
-
-    first, *others = kind.encoders(run.model, description.vocab_size)
-    if not others:
-        predicts = isinstance(run.objective, PredictionConfig)
-        return (stored("generator" if predicts else "discriminator", first, lambda: weights(".")),)
-    return (
-        stored("generator", first, lambda: weights("generator")),
-        stored("discriminator", others[0], lambda: weights(".")),
-        stored("sampling head", first, sampling_head),
-    )
+    first, *others = objective_class(run.objective.name).encoders(run.model, description.vocab_size)
+    if others:
+        return stored("generator", first, "generator"), stored("discriminator", others[0], ".")
+    return (stored("generator" if isinstance(run.objective, PredictionConfig) else "discriminator", first, "."),)
 
 
 def empty_model(description: RunDescription) -> Objective:

@@ -25,7 +25,7 @@ from finetune.scoring import open_scorer
 from finetune.show import Page
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.export import SAMPLING_HEAD
+from pretrain.huggingface.stored import SAMPLING_HEAD
 from tests.browser import Browser
 from tests.conftest import REPOSITORY, needs
 from tests.finetune.conftest import SPECIAL, saved
@@ -39,7 +39,8 @@ SAMPLER = ["p_S_V", "estimated_loss_V"]
 @contextmanager
 def shown(model: Path | str, generator: Path | None = None, mask_share: float | None = None) -> Iterator[Page]:
     """The page of a model, served as the command does."""
-    with Page(open_scorer(str(model), (), str(generator) if generator else None, mask_share)) as page:
+    given = str(generator) if generator else None, mask_share
+    with Page(open_scorer(str(model), (), *given)) as page:
         Thread(target=page.serve_forever, daemon=True).start()
         yield page
         page.shutdown()

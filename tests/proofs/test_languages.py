@@ -17,7 +17,7 @@ from data_prep.manifest import load_manifest
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, train_vocabulary
 from data_prep.train_vocab import main as train
-from finetune.running.model_folder import load_tokenizer
+from pretrain.huggingface.folders import load_tokenizer
 from tests.data_prep.real_text import lines_of
 
 # Article 1 of the Universal Declaration of Human Rights, or its first sentence

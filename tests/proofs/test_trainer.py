@@ -22,9 +22,9 @@ from finetune.config import GlueConfig
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS, TaskData
-from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run, train
 from finetune.tokens import Features, epoch_batches
+from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
@@ -171,7 +171,9 @@ def test_mean_scores_of_five_seeds_are_within_two_standard_errors_of_the_trainer
     job = make_job(TASKS["SST-2"], TaskData(data.train[:4_000], data.dev), load_tokenizer(folder), settings)
     world = start_processes()
     seeds = range(1, 6)
-    ours = [train(folder, False, job, settings, seed, FP32, world).last["dev"]["accuracy"] for seed in seeds]
+    ours = [
+        train(read_stored(folder), False, job, settings, seed, FP32, world).last["dev"]["accuracy"] for seed in seeds
+    ]
     theirs = [trainer_accuracy(folder, tokenizer, job, settings, seed, tmp_path) for seed in seeds]
     standard_error = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / 5)
     assert min(*ours, *theirs) > 0.6, (ours, theirs)

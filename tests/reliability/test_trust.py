@@ -18,11 +18,11 @@ from data_prep.manifest import load_manifest, save_manifest
 from data_prep.tokens import open_tokenizer
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import file_sha256
-from finetune.running.model_folder import open_model
 from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, load_weights, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
+from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.forms import MODEL_FILE
 from pretrain.huggingface.stored import SAMPLING_HEAD
 from pretrain.presets import PRESETS, with_objective
@@ -182,7 +182,7 @@ def test_fine_tuning_runs_no_code_named_by_its_model(shards_folder: Path, tmp_pa
     config = (tmp_path / "out" / "config.json").read_text()
     plant(tmp_path / "out", tmp_path / "it ran")
     (tmp_path / "out" / "config.json").write_text(config)
-    assert open_model(str(tmp_path / "out")).tokenizer("the").input_ids[0] == 2
+    assert load_tokenizer(tmp_path / "out")("the").input_ids[0] == 2
     assert not (tmp_path / "it ran").exists()
 
 

@@ -12,9 +12,9 @@ from transformers import BertTokenizerFast
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, SequenceClassifier, make_job, score, tokenize_examples
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, TaskData
-from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
 from finetune.tokens import Features, collate
+from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY

@@ -1,4 +1,4 @@
-"""finetune/running/model_folder.py: a fine-tuned model is a folder that predicts elsewhere as its run did."""
+"""finetune/running: a fine-tuned model is a folder that predicts elsewhere as its run did."""
 
 import json
 import os
@@ -15,8 +15,10 @@ from electra_sampler.foundation.locks import Lock
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.tasks import TASKS
 from finetune.running.job import HuggingFaceModel
-from finetune.running.model_folder import card, choose, keep_models, open_model
-from finetune.running.records import RunRecord, append_record, read_records
+from finetune.running.model_folder import card
+from finetune.running.records import RunRecord, append_record, choose_records, read_records
+from finetune.running.run_list import keep_models
+from pretrain.huggingface.stored import read_stored
 from tests.finetune.conftest import FP32, launch, make_record, run_queue
 from tests.warm import run
 
@@ -167,7 +169,7 @@ def test_a_pipeline_elsewhere_tags_as_the_run_did(
     given = {"model": source, "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
     run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
     folder, answers = kept_model(tmp_path / "out")
-    tokenizer = open_model(str(folder)).tokenizer
+    tokenizer = read_stored(folder).load_tokenizer()
     texts, expected = [], []
     for block in (answers / "dev.conll").read_text().split("\n\n"):
         words, _, labels = zip(*(row.split("\t") for row in block.splitlines()), strict=True)
@@ -217,8 +219,8 @@ def records_of(*scores: float) -> list[RunRecord]:
 def test_the_median_is_a_run_and_the_lower_one_of_an_even_number() -> None:
     records = records_of(0.5, 0.1, 0.9, 0.3)
     for keep, seeds in (("median", [4]), ("best", [3]), ("all", [2, 4, 1, 3]), ("none", [])):
-        assert [record.run.seed for record in choose(keep, records, TASKS["CoLA"])] == seeds
-    assert [record.run.seed for record in choose("median", records_of(0.2, 0.2, 0.2), TASKS["CoLA"])] == [2]
+        assert [record.run.seed for record in choose_records(keep, records, TASKS["CoLA"])] == seeds
+    assert [record.run.seed for record in choose_records("median", records_of(0.2, 0.2, 0.2), TASKS["CoLA"])] == [2]
 
 
 def candidate(output: Path, record: RunRecord) -> Path:

@@ -9,18 +9,18 @@ import pytest
 
 from finetune.config import SquadConfig, SquadOptions
 from finetune.running.job import LoadedTask
-from finetune.running.model_folder import open_model
 from finetune.running.records import read_records, write_files
 from finetune.running.run_list import Queue
 from finetune.squad.files import VERSIONS, load_squad
 from finetune.squad.job import make_job
+from pretrain.huggingface.stored import read_stored
 from tests.finetune.conftest import FP32, make_record
 
 
 def squad_queue(model: Path, output: Path, prepare: Any = None, files: Sequence[str] = (), **options: Any) -> Queue:
     given = {"model": str(model), "deepspeed_config": FP32, "max_question": 8, "output": output}
     loaded = LoadedTask(VERSIONS["2.0"], "b", prepare, files)
-    return Queue([loaded], open_model(str(model)), SquadOptions.from_values(given | options))
+    return Queue(iter([loaded]), read_stored(model), SquadOptions.from_values(given | options))
 
 
 def test_runs_in_the_results_file_are_finished(stock_model: Path, tmp_path: Path) -> None:

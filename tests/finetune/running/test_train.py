@@ -22,10 +22,10 @@ from finetune.config import FinetuneConfig, GlueConfig
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, SequenceClassifier, make_job
 from finetune.glue.tasks import TASKS
-from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
 from finetune.tokens import collate, epoch_batches
 from pretrain.engine.optim import decays, learning_rate
+from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored, write
 from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder
@@ -117,7 +117,7 @@ def test_a_run_is_plain_adamw_with_layer_wise_decay(
 
 def go(stock_model: Path, job: GlueJob, world: World, config: Path, seed: int = SEED, **changes: Any) -> Outcome:
     settings = SETTINGS.model_copy(update=changes)
-    return train(stock_model, False, job, settings, seed, config, world)
+    return train(read_stored(stock_model), False, job, settings, seed, config, world)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def kill_after(batches: int) -> Stop:
 
 
 def go_on(model: Path, job: GlueJob, world: World, folder: Path, keeper: Saving | None) -> Outcome:
-    return train(model, False, job, WITH_DROPOUT, 5, deepspeed_file(folder), world, keeper)
+    return train(read_stored(model), False, job, WITH_DROPOUT, 5, deepspeed_file(folder), world, keeper)
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from transformers import BertTokenizerFast
 
 from finetune.config import SquadConfig
 from finetune.presets import settings_for
-from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
 from finetune.squad.features import Pieces, Window
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, load_squad, read_squad
 from finetune.squad.head import SpanBeams
 from finetune.squad.job import SquadJob, best_spans, make_job, merge
 from finetune.squad.metrics import evaluate, evaluate_squad1
+from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder

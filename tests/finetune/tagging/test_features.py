@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finetune.running.model_folder import load_tokenizer
 from finetune.tagging.files import TASKS, Sentence, read_tagged
 from finetune.tagging.job import SPECIAL_TOKENS, cut_sentence, tokenize_sentences
 from finetune.tokens import IGNORED
+from pretrain.huggingface.folders import load_tokenizer
 
 CLASSES = {"A": 0, "B": 1}
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 
 from finetune.config import TaggingConfig
 from finetune.presets import settings_for
-from finetune.running.model_folder import load_tokenizer
 from finetune.running.train import Run
 from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging
 from finetune.tagging.job import TaggingJob, make_job
 from finetune.tokens import IGNORED, collate
+from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY

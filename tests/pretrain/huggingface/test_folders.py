@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import ElectraConfig, ElectraForPreTraining
+from transformers import AutoTokenizer, ElectraConfig, ElectraForPreTraining
 
 from electra_sampler.foundation.config import ConfigError
-from pretrain.huggingface.folders import read_weights
+from pretrain.huggingface.folders import load_tokenizer, read_weights
 from pretrain.huggingface.stored import read_stored, write
 
 SIZES = {
@@ -210,6 +211,18 @@ def test_weights_in_several_files_are_refused_with_a_remedy(stock_folder: Path) 
     model.save_pretrained(stock_folder, max_shard_size="10KB")
     with pytest.raises(ConfigError, match=r"weights in several files; save it as one, with a max_shard_size"):
         read_stored(stock_folder).encoder()
+
+
+@pytest.mark.parametrize("kind", ["Bert", "MPNet"])
+def test_pairs_of_texts_get_the_ids_of_transformers(kind: str, tokenizer: Path, tmp_path: Path) -> None:
+    """MPNet puts two tokens between them."""
+    own = ["<s>", "<pad>", "</s>", "<unk>", *(tokenizer / "vocab.txt").read_text().splitlines(), "<mask>"]
+    (tmp_path / "vocab.txt").write_text("\n".join(own) + "\n")
+    getattr(transformers, f"{kind}TokenizerFast")(vocab=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    pairs = (["yes no", "yes"], ["no", "no yes no"])
+    theirs = AutoTokenizer.from_pretrained(tmp_path)(*pairs)["input_ids"]
+    assert load_tokenizer(tmp_path)(*pairs)["input_ids"] == theirs
+    assert len(theirs[0]) == (7 if kind == "MPNet" else 6)
 
 
 def test_a_missing_folder_is_one_clear_error(tmp_path: Path) -> None:

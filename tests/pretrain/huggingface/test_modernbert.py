@@ -16,6 +16,8 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForTokenClassification,
+    ElectraConfig,
+    ElectraForMaskedLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ModernBertForTokenClassification,
@@ -244,9 +246,14 @@ def test_of_a_classifier_with_several_labels_the_encoder_alone_is_used(
     assert "discriminator_predictions" in capsys.readouterr().out
 
 
-def test_a_modernbert_needs_a_modern_preset(stock: tuple[str, str], shards_folder: Path) -> None:
+def test_a_modernbert_needs_a_modern_preset_and_an_electra_another(
+    stock: tuple[str, str], shards_folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"of another kind than model\.backbone electra; choose a preset"):
         start(shards_folder, stock)
+    ElectraForMaskedLM(ElectraConfig(vocab_size=300)).save_pretrained(tmp_path / "electra")
+    with pytest.raises(ConfigError, match=r"/electra is of another kind than model\.backbone modern; choose a preset"):
+        start(shards_folder, (str(tmp_path / "electra"), stock[1]), preset="modern_tiny")
 
 
 def test_sentence_transformers_encodes_with_an_export(modern: Electra, exported: Path) -> None:
