@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -328,7 +328,10 @@ def read_folder(folder: Path) -> Marked:
     Raises:
         ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise.
     """
-    return _readable(str(folder), lambda: _in_folder(folder))
+    tokenizer, marks = _readable(str(folder), lambda: _in_folder(folder))
+    if problems := [*_lacks(str(folder), tokenizer, marks)]:
+        raise ConfigError(*problems)
+    return tokenizer, marks
 
 
 def _in_folder(folder: Path) -> Marked:
@@ -418,20 +421,23 @@ def _readable(vocab: str, read: Callable[[], Marked]) -> Marked:
     """Returns the tokenizer that `read` loads, with its special tokens.
 
     Raises:
-        ConfigError: it cannot be read, or lacks a special token.
+        ConfigError: it cannot be read.
     """
     with explained(f"vocab: no tokenizer can be read from {vocab}", "give another"):  # it raises bare Exceptions
-        tokenizer, marks = read()
+        return read()
+
+
+def _lacks(vocab: str, tokenizer: Tokenizer, marks: Mapping[str, str]) -> Iterator[str]:
+    """Yields a problem if the vocabulary lacks a special token."""
     if missing := [token for token in marks.values() if tokenizer.token_to_id(token) is None]:
-        raise ConfigError(f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary")
-    return tokenizer, marks
+        yield f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary"
 
 
 def _checked(vocab: str, marked: Marked) -> Marked:
     """Returns a tokenizer with its special tokens after checking that shards can hold its ids.
 
     Raises:
-        ConfigError: it is of another kind, or has too many ids for uint16.
+        ConfigError: it is of another kind, lacks a special token, or has too many ids for uint16.
     """
     tokenizer, marks = marked
     settings = json.loads(tokenizer.to_str())
@@ -442,6 +448,7 @@ def _checked(vocab: str, marked: Marked) -> Marked:
             f"vocab: {vocab} is neither WordPiece with ## pieces nor a byte-level BPE; give one of BERT's kind or of"
             " GPT-2's"
         )
+    problems += _lacks(vocab, tokenizer, marks)
     if not (_byte_level(settings) or {"add_prefix_space": True})["add_prefix_space"]:
         problems += [  # each text between such tokens would begin with a space of its own
             f"vocab: {vocab} has the added token {one['content']!r} with normalized false; save it with true"
