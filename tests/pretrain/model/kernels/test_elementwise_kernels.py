@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from .test_attention_kernels import compiled
 
 pytest.importorskip("triton")
-from pretrain.model.kernels.triton_elementwise import gelu_linear
+from pretrain.model.kernels import elementwise_kernels as kernels
+from pretrain.model.kernels.triton_elementwise import column_sums, gelu_linear
 
 
 def test_far_from_zero_gelu_has_slopes_of_0_and_1() -> None:
@@ -16,6 +17,15 @@ def test_far_from_zero_gelu_has_slopes_of_0_and_1() -> None:
     (slope,) = torch.autograd.grad(gelu_linear(torch.ones(1, 1), before.T, bias).sum(), bias)
     exact = torch.func.vmap(torch.func.grad(F.gelu))(before[0].double())
     assert (slope.double() - exact).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 4), (2, 5)])
+def test_a_kernel_that_leaves_its_tensors_is_found(rows: int, width: int) -> None:
+    """In memory, where nothing else would fail, as tensors before and after it are there as well."""
+    around = torch.ones(5, 4)
+    assert column_sums(around[None, 1:3], torch.float32).tolist() == [[2.0] * 4]
+    with pytest.raises(Exception, match="outside of the kernel's tensors"):
+        kernels.column_sums[1, 1, 1](around[1:3], torch.empty(1, 1, width), rows, width, 1, R=16, C=16)
 
 
 @pytest.mark.long
