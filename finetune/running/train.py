@@ -26,7 +26,7 @@ from finetune.running.records import Metrics
 from finetune.tokens import collate, epoch_batches
 from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
-from pretrain.engine.engine import Engine, optimizer_step, resume
+from pretrain.engine.engine import Engine, accumulate, end_step, resume
 from pretrain.engine.optim import learning_rate, parameter_groups
 from pretrain.huggingface.stored import Stored
 from pretrain.job.processes import World
@@ -206,12 +206,10 @@ class Run:
             warmup_steps=int(self.settings.warmup_fraction * self.steps),
             total_steps=self.steps,
         )
-        result, loss_sum, (self.stopping,) = optimizer_step(
-            self.engine,
-            self.losses(chosen, parts),
-            lambda: (self.saving is not None and self.saving.stop(),),
-            rate,
-        )
+        total = accumulate(self.engine, self.losses(chosen, parts))
+        stops = self.saving is not None and self.saving.stop()
+        result, (loss_sum, stopping) = end_step(self.engine, total, [stops], rate).read()
+        self.stopping = stopping > 0
         self.state.updates += not result.overflow
         self.state.batches += 1
         return loss_sum

@@ -2,12 +2,12 @@
 
 A training step is `forward` and `backward` for each micro-batch, then one `update`. `full_state` gathers full tensors
 by name for a checkpoint, independent of ZeRO stage and world size. How gradients and states are divided among the
-ranks is the back end's affair (`plain.py`, `zero.py`). `resume`, `optimizer_step` and its parts serve the loops
-of pre-training and fine-tuning.
+ranks is the back end's affair (`plain.py`, `zero.py`). `resume`, `accumulate` and `end_step` serve the loops of
+pre-training and fine-tuning.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -112,9 +112,9 @@ class Engine:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of a micro-batch's `loss`, averaged over ranks and micro-batches.
 
-        If the loss is not finite, a factor of NaN makes sure that the gradient is not finite either, on any rank.
+        If the loss is not finite, `doubt` of NaN makes sure that the gradient is not finite either, on any rank.
         """
-        self.backend.backward(loss * (1 + 0 * loss.detach()))
+        self.backend.backward(loss, doubt=0 * loss.detach())
 
     def update(self, learning_rate: float, scale: AdamScale = UNSCALED) -> StepResult:
         """Ends a step after the backward of its last micro-batch, and waits for its result; see `start_update`."""
@@ -203,25 +203,11 @@ def resume(folder: Path, engine: Engine, progress: type[Progress]) -> Progress:
     return progress(**extra)
 
 
-def optimizer_step(
-    engine: Engine,
-    losses: Iterable[tuple[Tensor, Tensor]],
-    requests: Callable[[], Sequence[bool]],
-    learning_rate: float,
-) -> tuple[StepResult, float, list[bool]]:
-    """Runs the backward of each of this rank's micro-batches, then the update. Collective.
+def accumulate(engine: Engine, losses: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Runs the backward of each of this rank's micro-batches; returns the sum of their values, on the device.
 
     Each item of `losses` is from the forward of one micro-batch: the loss to differentiate, and a value to sum up.
-    `requests()` gives this rank's flags (stop, save). Returns the update's result, the sum of the values, and each
-    flag OR-ed over the ranks.
     """
-    step = end_step(engine, accumulate(engine, losses), requests(), learning_rate)
-    result, (loss_sum, *requested) = step.read()
-    return result, loss_sum, [ranks > 0 for ranks in requested]
-
-
-def accumulate(engine: Engine, losses: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Runs the backward of each of this rank's micro-batches; returns the sum of their values, on the device."""
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for loss, counted in losses:
         engine.backward(loss)
@@ -232,7 +218,9 @@ def accumulate(engine: Engine, losses: Iterable[tuple[Tensor, Tensor]]) -> Tenso
 def end_step(
     engine: Engine, total: Tensor, requests: Sequence[bool], learning_rate: float, scale: AdamScale = UNSCALED
 ) -> Unread:
-    """Starts the update after `accumulate`; sums `total` and each request over the ranks. Collective."""
+    """Starts the update after `accumulate`; sums `total` and each of this rank's requests (to stop, to save) over the
+    ranks. Collective.
+    """
     own = torch.tensor([*requests], dtype=total.dtype, pin_memory=total.is_cuda)
     sums = engine.world.sum_over_ranks(torch.cat([total[None], own.to(total.device, non_blocking=True)]))
     return engine.start_update(learning_rate, scale, sums)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ class Backend(ABC):
     """The optimizer: its groups hold the numbers of the next update, its state the moments of `masters`."""
     masters: Sequence[Tensor]
     """The tensors that Adam updates on this rank: fp32 parameters, or flat parts of them."""
+    layout: Sequence[tuple[Sequence[Tensor], Sequence[int], int]] = ()
+    """For each flat gradient its parameters, their first places, from 16 bytes to 16 bytes, and its size; none where
+    gradients are divided otherwise."""
     replayed: tuple[list[Tensor], dict[Tensor, Tensor]] | None = None
     """If set, the gradients are what CUDA graphs write into these `flat_gradients`."""
 
@@ -37,8 +41,10 @@ class Backend(ABC):
         """Returns the module's output."""
 
     @abstractmethod
-    def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of a micro-batch's loss, averaged over micro-batches and ranks. Collective."""
+    def backward(self, loss: Tensor, doubt: Tensor) -> None:
+        """Adds the gradient of a micro-batch's loss, averaged over micro-batches and ranks; not finite if `doubt`, else
+        0, is not. Collective.
+        """
 
     @abstractmethod
     def update(self) -> Tensor | float:
@@ -48,8 +54,13 @@ class Backend(ABC):
         """
 
     def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        """Returns new gradients of 0: few flat tensors, and in them each parameter's as a view, from 16 bytes on."""
-        raise NotImplementedError(f"{type(self).__name__} divides gradients otherwise")
+        """Returns new gradients of 0: the flat tensors of `layout`, and in them each parameter's as a view."""
+        flats = [torch.zeros(size, dtype=own[0].dtype, device=own[0].device) for own, _, size in self.layout]
+        return flats, {
+            parameter: flat.narrow(0, place, parameter.numel()).view_as(parameter)
+            for flat, (own, places, _) in zip(flats, self.layout, strict=True)
+            for parameter, place in zip(own, places, strict=True)
+        }
 
     def flattened(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         """Returns the gradients of this step as `flat_gradients`; 0 for a parameter that has none."""
@@ -103,37 +114,29 @@ class Plain(Backend):
         self.world, self.module = world, model.to(world.device)
         self.adam = MuonAndAdamW([{**group} for group in parameter_groups], fused=True)
         self.masters = [*model.parameters()]
+        *places, size = accumulate((-(-master.numel() // ALIGNED) * ALIGNED for master in self.masters), initial=0)
+        self.layout = [(self.masters, places, size)]
         self._micro_batches = config.accumulation_steps
         self._largest_norm = config.json["gradient_clipping"] or float("inf")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def backward(self, loss: Tensor) -> None:
-        (loss / self._micro_batches).backward()
+    def backward(self, loss: Tensor, doubt: Tensor) -> None:
+        loss.backward(doubt + 1 / self._micro_batches)
 
     def update(self) -> Tensor:
         if self.world.world_size > 1 or self.replayed:
-            self._average_over_ranks()
+            (flat,), views = self.flattened()  # one all-reduce; a rank without a gradient of a parameter has zeros
+            self.world.sum_over_ranks(flat).mul_(1 / self.world.world_size)
+            for master, view in views.items():
+                master.grad = view
         norm = squared_norm([master.grad for master in self.masters if master.grad is not None]).sqrt().float()
         if norm < float("inf"):
             nn.utils.clip_grads_with_norm_(self.masters, self._largest_norm, norm)
             self.adam.step()
         self.adam.zero_grad(set_to_none=not self.replayed)
         return norm
-
-    def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        sizes = [-(-master.numel() // ALIGNED) * ALIGNED for master in self.masters]
-        flat = torch.zeros(sum(sizes), device=self.world.device)
-        parts = zip(self.masters, flat.split(sizes), strict=True)
-        return [flat], {master: part[: master.numel()].view_as(master) for master, part in parts}
-
-    def _average_over_ranks(self) -> None:
-        """Averages the gradients, all in one all-reduce; a rank without a gradient of a parameter has zeros."""
-        (flat,), views = self.flattened()
-        self.world.sum_over_ranks(flat).mul_(1 / self.world.world_size)
-        for master, view in views.items():
-            master.grad = view
 
     def gather(self, moment: str | None = None) -> dict[str, Tensor]:
         if not self.world.is_first:

@@ -57,8 +57,8 @@ class DeepSpeed(Backend):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.engine(*args, **kwargs)
 
-    def backward(self, loss: Tensor) -> None:
-        self.engine.backward(loss)
+    def backward(self, loss: Tensor, doubt: Tensor) -> None:
+        self.engine.backward(loss * (1 + doubt))
         if not self.engine.is_gradient_accumulation_boundary():
             self.engine.step()  # counts the micro-batch; `update` ends the last one
 
@@ -134,15 +134,18 @@ class Zero12(DeepSpeed):
         if self._patched and not optimizer.cpu_offload:
             # fp16 must know of an overflow before the next step; Muon, unlike PyTorch's AdamW, before it moves weights
             patch_optimizer(optimizer, world, waits=config.precision != "bf16" or any(g["matrices"] for g in groups))
-        self.masters = optimizer.single_partition_of_fp32_groups
+        self.masters, sizes = optimizer.single_partition_of_fp32_groups, map(len, optimizer.bit16_groups_flat)
+        self.layout = [
+            *zip(optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets, sizes, strict=True)
+        ]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs) if self._flat else super().forward(*args, **kwargs)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, doubt: Tensor) -> None:
         if not self._flat:
-            return super().backward(loss)
-        return self.engine.optimizer.scale_if_loss(loss / self.engine.gradient_accumulation_steps()).backward()
+            return super().backward(loss, doubt)
+        return loss.backward(doubt + self.loss_scale / self.engine.gradient_accumulation_steps())
 
     def update(self) -> Tensor | float:
         """Ends a step by DeepSpeed's optimizer alone, if the gradient of each group is reduced as one flat tensor."""
@@ -163,17 +166,6 @@ class Zero12(DeepSpeed):
         part = flat.new_empty(len(flat) // self.world.world_size)
         dist.reduce_scatter_tensor(part, flat.div_(self.world.world_size))
         return part
-
-    def flat_gradients(self) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        zero = self.engine.optimizer
-        flats = [torch.zeros_like(weights) for weights in zero.bit16_groups_flat]
-        return flats, {
-            parameter: flat.narrow(0, offset, parameter.numel()).view_as(parameter)
-            for flat, parameters, offsets in zip(
-                flats, zero.round_robin_bit16_groups, zero.round_robin_bit16_offsets, strict=True
-            )
-            for parameter, offset in zip(parameters, offsets, strict=True)
-        }
 
     def start_adam(self) -> None:
         super().start_adam()

@@ -305,12 +305,10 @@ def step_seconds(
     computing = sizes.flops * tokens / machine.flops
     if machine.capability == (0, 0):
         return computing
-    layers, tensors = 0, 0
-    for encoder in sizes.encoders:
-        layers += encoder.num_hidden_layers
-        with torch.device("meta"):
-            tensors += sum(1 for _ in sizes.run.model.parts.layers(encoder).parameters())
-    operations = LAUNCHES_OF_REPLAY if graphs else LAUNCHES_OF_LAYER * layers
+    with torch.device("meta"):
+        stacks = [sizes.run.model.parts.layers(encoder) for encoder in sizes.encoders]
+    tensors = sum(1 for stack in stacks for _ in stack.parameters())
+    operations = LAUNCHES_OF_REPLAY if graphs else LAUNCHES_OF_LAYER * sum(len(stack.layer) for stack in stacks)
     launching = micro_batches * (LAUNCH * operations + HOOK * tensors)
     after = LAUNCH * LAUNCHES_OF_METRICS + (UPDATE + (GATHER if processes > 1 else 0)) * tensors
     return max(computing, launching) + after

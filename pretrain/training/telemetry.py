@@ -62,16 +62,15 @@ class Telemetry:
         for warning in too_long(plan, machine, steps - step):
             self.say(f"WARNING: {warning}")
         self._reported, self.own_time = MetricTotals(engine.device), OwnTime(engine)
-        self.observe, self._replayed = self._reported.add, False
+        self.observe = self._reported.add
         self._shown: tuple[Batch, Output] | None = None
         # read now: the folder may have been removed when an example is decoded
         self._vocabulary = open_tokenizer(str(plan.folder / "tokenizer")).shown if self._log else []
         self._spoken = False
-        self.begin(replayed=False)
+        self.begin()
 
-    def begin(self, replayed: bool) -> None:
-        """Begins the first log interval anew; `replayed` means that each forward calls `observe` itself."""
-        self._replayed = replayed
+    def begin(self) -> None:
+        """Begins the first log interval anew."""
         self._reported.sums.zero_()
         self._reported.distributions.zero_()
         self._began = self._since = time.monotonic()
@@ -94,7 +93,7 @@ class Telemetry:
 
     def forward_done(self, batch: Batch, output: Output) -> None:
         """Adds one micro-batch of the current step."""
-        if not self._replayed:
+        if not self._engine.backend.replayed:  # by graphs, of which `observe` is a part
             self.observe(batch, output, self.watching(self.step))
         if self._log and self._due(self._run.histogram_every, self.step):
             self._shown = batch, output  # decoded after the step: now the host would have to wait for the device

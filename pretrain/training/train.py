@@ -46,14 +46,15 @@ class Training:
             closing(Telemetry(self.plan, self.machine, self.engine, self.state.step)) as self.telemetry,
         ):
             if self.plan.here.graphs and self.state.step < self.last:
-                self.telemetry.begin(replayed=self.captures())
+                self.capture()
+                self.telemetry.begin()
             code = self.run_steps()
         if self.engine.world.is_first:
             self.stop.withdraw(self.telemetry.say)
         return code
 
-    def captures(self) -> bool:
-        """Captures a micro-batch as CUDA graphs; returns whether that succeeded, which only `--graphs on` demands."""
+    def capture(self) -> None:
+        """Captures a micro-batch as CUDA graphs; only `--graphs on` demands that this succeeds."""
         sample = self.batches.step(self.state.step)[0].to(self.engine.device, counts=True)
         try:
             replay_micro_batches(self.engine, sample, self.telemetry.observe)
@@ -63,8 +64,6 @@ class Training:
                 raise
             reason = str(error).partition("\n")[0]
             self.telemetry.say(f"WARNING: graphs: trains without CUDA graphs, slower, as a capture failed: {reason}")
-            return False
-        return True
 
     def run_steps(self) -> int:
         """Runs the steps; returns the exit code.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from electra_sampler.foundation.config import ConfigError
 from pretrain.engine.checkpoint import save
-from pretrain.engine.engine import Engine, optimizer_step, resume
+from pretrain.engine.engine import Engine, accumulate, end_step, resume
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
 from tests.pretrain.engine import engine_worker as worker
@@ -41,21 +41,18 @@ def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
     engine, other = new_engine(), new_engine()
     assert engine.config.accumulation_steps > 1
     for step in range(3):
-        result, loss, requested = optimizer_step(engine, losses(engine, step), lambda: (False,), worker.rate(step))
+        total = accumulate(engine, losses(engine, step))
+        result, (loss, requested) = end_step(engine, total, [False], worker.rate(step)).read()
         assert loss == pytest.approx(worker.Runner(other).step(step)[0], rel=1e-6)
-        assert (result.overflow, requested) == (False, [False])
+        assert (result.overflow, requested) == (False, 0)
     assert engine.full_state().adam_steps == 3
     assert worker.same_states(engine.full_state(), other.full_state())
 
 
 def test_a_wish_during_the_step_is_returned_with_it() -> None:
-    engine, asked = new_engine(), []
-
-    def asked_at_the_end() -> Iterator[tuple[Tensor, Tensor]]:
-        yield from losses(engine, 0)
-        asked.append(True)
-
-    assert optimizer_step(engine, asked_at_the_end(), lambda: (bool(asked), False), worker.rate(0))[2] == [True, False]
+    engine = new_engine()
+    total = accumulate(engine, losses(engine, 0))
+    assert end_step(engine, total, [True, False], worker.rate(0)).read()[1][1:] == [1, 0]
     assert engine.full_state().adam_steps == 1
 
 
