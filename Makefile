@@ -4,15 +4,15 @@
 #   make test-long       the long tests
 #   make check           formatter, linter, type checker
 #   make docs            the documentation as a site: site/index.html    (search needs a server: .venv/bin/mkdocs serve)
-#   make bench           every benchmark, or one: make bench BENCH=bench/step.py
+#   make bench           the benchmarks of a CPU, or one: make bench BENCH=bench/step.py
 #   make .venv           the environment alone, as for the quickstart; the other targets add what they need to it
 
 PYTHON ?= python3
 PIP_OPTIONS ?=
 QUICKSTART ?=
 PYTEST ?=
-# All except those that need hours, a GPU, a launcher, root or a second checkout.
-BENCH ?= $(filter-out bench/study.py bench/gpu% bench/traffic.py bench/bitwise.py,$(shell grep -l __main__ bench/*.py))
+# The others need arguments, hours, a GPU, a launcher, root or another checkout.
+BENCH ?= $(addprefix bench/,data_prep.py engine.py finetune.py kernels.py loader.py step.py)
 
 BIN := $(CURDIR)/.venv/bin
 INSTALLED := .venv/installed

@@ -27,7 +27,7 @@ from pretrain.config import RunConfig
 from pretrain.data.batches import Batch
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import file_of
-from pretrain.job.processes import World, start_processes
+from pretrain.job.processes import start_processes
 from pretrain.method.electra import Electra, masked_states
 from pretrain.method.sampling import predict
 from pretrain.model.heads import HeadScores
@@ -120,7 +120,7 @@ def serve(name: str, options: StepOptions) -> None:
     objective: Any = "electra" if name in PEERS else name.removesuffix("_compiled")
     run = with_objective(preset(options.preset), objective)
     compiled = name.endswith("compiled")
-    step = peer(run, batch, options, compiled) if name in PEERS else ours(run, batch, options, compiled)
+    step = peer(run, batch, options, compiled) if name in PEERS else EngineStep(run, batch, options, compiled)
     for question in sys.stdin:
         if question.strip() == "step":
             answer: dict[str, Any] = {"seconds": seconds_of(step)} | about(run, batch, options)
@@ -135,15 +135,11 @@ def peer(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> 
     return electra_step(run.model, batch, DTYPES[options.dtype], compiled)
 
 
-def ours(run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> "EngineStep":
-    return EngineStep(run, batch, options, start_processes(), compiled)
-
-
 class EngineStep:
     """Our training step under the engine that one process gets by default, on a GPU with CUDA graphs."""
 
-    def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, world: World, compiled: bool) -> None:
-        self.batch, self.compiled = batch, compiled
+    def __init__(self, run: RunConfig, batch: Batch, options: StepOptions, compiled: bool) -> None:
+        world, self.batch, self.compiled = start_processes(), batch, compiled
         self.updating: list[float] = []
         config = file_of(options.dtype, 1)  # what `auto` chooses for one process
         self.engine = new_engine(new_model(run, compiled), run, config, options.batch_size, world)
@@ -177,7 +173,6 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
 
     - heads and sampling: those of plain ELECTRA.
     - sampling head: the extra time of this objective's heads and sampling.
-    - data: copying a batch to the device (bench/engine.py --data measures the wait for data).
     - communication: the collectives that DeepSpeed calls even with one process (bench/traffic.py counts the bytes of
       several).
     """
@@ -198,14 +193,12 @@ def parts(run: RunConfig, batch: Batch, options: StepOptions, step: Callable[[],
     turns = [[seconds_of(work) for work in works.values()] for _ in range(1 + REPEATS)]
     with Collectives(world_size=1) as collectives:
         step()
-    host_batch = batch.to(torch.device("cpu")).pinned()
     seconds = dict(zip(works, map(statistics.median, zip(*turns[1:], strict=True)), strict=True))
     seconds["sampling head"] = max(0.0, seconds["sampling head"] - seconds["heads and sampling"])
     return {
         **seconds,
         "update": statistics.median(step.updating) - collectives.seconds,
         "communication": collectives.seconds,
-        "data": seconds_of(lambda: host_batch.to(device)),
     }
 
 

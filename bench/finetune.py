@@ -51,8 +51,6 @@ class FinetuneBenchOptions(StrictConfig):
     """stock ELECTRA folder to train instead"""
     batch_size: int = 32
     """examples per batch"""
-    epochs: int = 1
-    """passes over the examples, each timed"""
     questions: int = 100
     """SQuAD questions; each makes several windows of 512 word pieces"""
     turns: int = 2
@@ -115,7 +113,7 @@ def take_turns(options: FinetuneBenchOptions, task: str, model: Path) -> dict[st
     for _ in range(options.turns):
         for name, trainings in found.items():
             command = [sys.executable, __file__, "--contender", name, "--task", task, "--model", str(model)]
-            for option in ("data_dir", "squad_dir", "batch_size", "epochs", "questions"):
+            for option in ("data_dir", "squad_dir", "batch_size", "questions"):
                 command += [f"--{option}", str(getattr(options, option))]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=quiet)
             trainings.append(Training(*json.loads(done.stdout.splitlines()[-1])))
@@ -138,7 +136,7 @@ def train_once(options: FinetuneBenchOptions) -> Training:
 def settings_of(options: FinetuneBenchOptions, model: "Stored") -> GlueConfig | SquadConfig:
     """Returns the paper's settings without layer-wise learning rate decay, which the Trainer lacks."""
     sizes = (model.config.hidden_size, model.config.max_position_embeddings)
-    given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": options.epochs, "layer_decay": 1.0}
+    given: dict[str, Any] = {"batch_size": options.batch_size, "epochs": 1, "layer_decay": 1.0}
     if options.task == "CoLA":
         return settings_for(GlueConfig, "CoLA", *sizes, given | {"head": "hf"})
     return settings_for(SquadConfig, "SQuAD 2.0", *sizes, given)
@@ -177,11 +175,9 @@ def train_ours(
         "attention_probs_dropout_prob": settings.attention_dropout,
     }
     run = Run(model.encoder(**dropout), job, settings, 1, FP32, start_processes())
-    seconds = []
-    for epoch in range(settings.epochs):
-        started = time.perf_counter()
-        run.train_epoch(epoch)  # ends by reading a number from the GPU, so the GPU has finished
-        seconds.append(time.perf_counter() - started)
+    started = time.perf_counter()
+    run.train_epoch(0)  # ends by reading a number from the GPU, so the GPU has finished
+    seconds = [time.perf_counter() - started]
     if options.task != "CoLA":
         return seconds, None
     run.engine.module.eval()

@@ -1,10 +1,9 @@
-"""Throughput of reading training batches in one process, against copying their bytes and against training on them.
+"""Throughput of reading training batches in one process, against copying their bytes.
 
     python bench/loader.py [--data data/wikibooks] [--batch_size 256 --micro_batch_size 32]
 
-Tokens include padding, as in a training step. Without a folder of shards, random shards are made. Training uses the
-preset `tiny` with plain ELECTRA's objective, the fastest model here, on all cores or the GPU: reading must be many
-times as fast.
+Tokens include padding, as in a training step. Without a folder of shards, random shards are made. What a training step
+takes: bench/step.py. How long it waits for its batches: bench/engine.py --data.
 """
 
 import sys
@@ -20,20 +19,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from bench.models import fresh_model
 from bench.timing import median_seconds
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from data_prep.tokens import SPECIAL_TOKENS
 from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import StrictConfig
-from electra_sampler.foundation.machine import cores
-from pretrain.config import with_overrides
-from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
-from pretrain.data.shards import Shards, open_shards
-from pretrain.presets import preset, with_objective
-
-TRAINING_STEPS = 3  # timed, after one that is not counted
+from pretrain.data.batches import BatchPlan, TrainingBatches
+from pretrain.data.shards import open_shards
 
 
 class LoaderOptions(StrictConfig):
@@ -70,31 +63,7 @@ def report(folder: Path, options: LoaderOptions) -> None:
     copying = tokens / median_seconds(lambda: [part.clone() for part in parts], options.steps)
     print(f"{folder}: {len(shards):,} sequences of {shards.manifest.seq_length}, {size / 1e6:.1f} MB per step")
     print(f"  one process reads {reading / 1e6:8.1f} million tokens/s")
-    print(
-        f"  copying the bytes {copying / 1e6:8.1f} million tokens/s, {copying / reading:.1f} times as fast", flush=True
-    )
-    training = options.micro_batch_size * shards.manifest.seq_length / training_seconds(batches.step(0)[0], shards)
-    print(
-        f"  training on them  {training / 1e6:8.4f} million tokens/s;"
-        f" reading is {reading / training:,.0f} times as fast"
-    )
-
-
-def training_seconds(batch: Batch, shards: Shards) -> float:
-    """Returns the seconds of one forward, backward and update of the smallest model on the batch."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(cores())
-    run = with_overrides(preset("tiny"), [f"model.max_positions={shards.manifest.seq_length}"])
-    manifest = shards.manifest
-    model = fresh_model(with_objective(run, "electra"), manifest.vocab_size, manifest.special_tokens.mask).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-    def step() -> None:
-        model(batch.to(device)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return median_seconds(step, TRAINING_STEPS)
+    print(f"  copying the bytes {copying / 1e6:8.1f} million tokens/s, {copying / reading:.1f} times as fast")
 
 
 def random_shards(folder: Path) -> Path:
