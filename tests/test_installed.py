@@ -108,8 +108,10 @@ def shards(installed: Path, folder: Path) -> Path:
 def test_the_wheel_contains_every_module_and_every_file_they_read(wheel: Path) -> None:
     held = set(ZipFile(wheel).namelist())
     data = {f"{package}/py.typed" for package in TOP}
-    pages = (path for package in TOP for path in (REPOSITORY / package).rglob("*.html"))
-    data |= {path.relative_to(REPOSITORY).as_posix() for path in pages}
+    templates = (
+        path for package in TOP for end in ("html", "jinja") for path in (REPOSITORY / package).rglob(f"*.{end}")
+    )
+    data |= {path.relative_to(REPOSITORY).as_posix() for path in templates}
     below = (path for name in BELOW for path in (REPOSITORY / name).iterdir() if path.name != "__pycache__")
     data |= {f"electra_sampler/{path.relative_to(REPOSITORY).as_posix()}" for path in below}
     wanted = {module.as_posix() for module in modules(*TOP)} | data

@@ -125,7 +125,7 @@ BAD: dict[str | bytes, str] = {
     "": "sentence: got '', expected words; type some",
     " \u200b\n": "expected words",
     "word1 " * 10_000: "has 10002 tokens; expected at most 32",
-    b"\xff": "sentence: 'utf-8' codec can't decode byte 0xff",
+    b"\xff": "sentence: cannot be read ('utf-8' codec can't decode byte 0xff",
 }
 
 
