@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -73,6 +73,10 @@ def start_pool(workers: int) -> Iterator[Pool | None]:
     pool = Pool(workers)
     try:
         yield pool
+    except KeyboardInterrupt:  # which ends workers: one that held the lock of their tasks leaves the others waiting
+        for worker in active_children():
+            worker.kill()
+        raise
     finally:
         pool.end()
 
