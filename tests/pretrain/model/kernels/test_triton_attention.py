@@ -165,7 +165,7 @@ def test_without_relative_position_only_padding_is_hidden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("radius", "dtype"), zip([1, 31, 64, 65, 130], [*EXACT, torch.float32, torch.float16], strict=True), ids=str
+    ("radius", "dtype"), [*zip([1, 31, 64, 65, 130], [*EXACT, torch.float32, torch.float16], strict=True)], ids=str
 )
 def test_in_a_window_tokens_see_what_is_near(radius: int, dtype: torch.dtype) -> None:
     """A window narrower than a tile of 64, as wide, wider, and up to all but the ends of the sequence."""
