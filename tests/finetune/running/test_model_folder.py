@@ -43,8 +43,8 @@ def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("tokenizer.json", "{", r"no tokenizer can be read from .*model \(.*EOF"),
-        ("vocab.txt", "one\ntwo\n", r"model lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]; add"),
+        ("tokenizer.json", "{", r"^model: no tokenizer can be read from .*model \(.*EOF"),
+        ("vocab.txt", "one\ntwo\n", r"^model: .*model lacks \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]; add"),
         ("tokenizer_config.json", '{"pad_token": "[NOTHING]"}', r"model lacks \[NOTHING\]; add"),
         ("tokenizer_config.json", '{"tokenizer_class": "BertJapaneseTokenizer"}', "tokenizer_class 'BertJapanese"),
         ("added_tokens.json", '{"covid-19": 51}', r"added_tokens\.json .* adds 'covid-19'"),
