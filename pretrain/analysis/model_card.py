@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import StrictUndefined, Template
 
 from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.huggingface.folders import source_of
@@ -40,14 +40,14 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
     form = form_of(run_config.model.discriminator(description.vocab_size), architecture)
     sources = dict(map(source_of, description.init_from))
     scores = _scores(run, step, isinstance(run_config.objective, PredictionConfig)) if average == 1 else {}
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+    template = Template(
+        Path(__file__).with_suffix(".jinja").read_text("utf-8"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template("model_card.jinja").render(
+    return template.render(
         run=run_config,
         description=description,
         title=trained.title,
