@@ -186,10 +186,10 @@ def open_models(name: str, generator: str | None) -> tuple[Stored, ...]:
     """
     found = find_donors((name,)) if is_run((name,)) else (read_stored(name),)
     found = family(found[-1], generator) if generator or len(found) == 1 else found
-    first, *others = (one.load_tokenizer().get_vocab() for one in found)
-    if any(other != first for other in others):
+    first, *others = found
+    if others and others[0].load_tokenizer().get_vocab() != first.load_tokenizer().get_vocab():
         raise ConfigError(
-            f"generator: {found[0].folder} is not a masked language model with the vocabulary of {name}; name one"
+            f"generator: {first.folder} is not a masked language model with the vocabulary of {name}; name one"
         )
     return found
 
