@@ -21,7 +21,7 @@ from pretrain.huggingface.stored import read_stored
 from pretrain.runs.folder import read_run
 from pretrain.runs.models import build_model, load_trained
 from tests.pretrain.conftest import SAMPLERS
-from tests.pretrain.engine.test_checkpoint import flip_bit
+from tests.pretrain.engine.checkpoints import flip_bit
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, RunDescription, describe, write_run
 from pretrain.runs.models import build_model
 from tests.conftest import REPOSITORY
-from tests.pretrain.engine.test_checkpoint import sign, state_of
+from tests.pretrain.engine.checkpoints import sign, state_of
 
 PACKAGES = ("electra_sampler", "data_prep", "pretrain", "finetune")
 TOKENIZER = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}

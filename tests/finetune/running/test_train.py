@@ -32,7 +32,7 @@ from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
-from tests.pretrain.engine.test_checkpoint import flip_bit
+from tests.pretrain.engine.checkpoints import flip_bit
 from tests.warm import outputs, two_ranks
 
 # 27 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.

@@ -5,9 +5,6 @@ import os
 import random
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +13,9 @@ import pytest
 import torch
 
 from electra_sampler.foundation.config import ConfigError
-from electra_sampler.foundation.files import sealed
 from pretrain.engine.checkpoint import (
     FILES,
     MARKER,
-    EngineState,
     NotSaved,
     any_saved,
     load,
@@ -29,12 +24,15 @@ from pretrain.engine.checkpoint import (
     newest_valid,
     save,
 )
+from tests.pretrain.conftest import mounted
+from tests.pretrain.engine.checkpoints import later, same, state_of, truncate
+from tests.warm import Warm
 
 SAVER = """
 import itertools, sys
 from pathlib import Path
 from pretrain.engine.checkpoint import newest_valid, save
-from tests.pretrain.engine.test_checkpoint import state_of
+from tests.pretrain.engine.checkpoints import state_of
 folder = Path(sys.argv[1])
 found = newest_valid(folder)
 for step in itertools.count(found.step + 1 if found else 1):
@@ -43,21 +41,8 @@ for step in itertools.count(found.step + 1 if found else 1):
 """
 
 
-def state_of(step: int, size: int = 5) -> EngineState:
-    """A state whose tensors all depend on the step."""
-    tensors = {"a.weight": torch.full((size,), float(step)), "b.bias": torch.full((2, 3), -float(step))}
-    moments = {key: {name: tensor + 0.5 for name, tensor in tensors.items()} for key in ("exp_avg", "exp_avg_sq")}
-    return EngineState(step, {"cur_scale": 2.0**step, "cur_iter": step}, tensors, moments)
-
-
-def same(one: EngineState, other: EngineState) -> bool:
-    def flat(state: EngineState) -> dict[str, torch.Tensor]:
-        named = {"weights": state.weights, **state.moments}
-        return {f"{kind}/{name}": tensor for kind, part in named.items() for name, tensor in part.items()}
-
-    left, right = flat(one), flat(other)
-    numbers_agree = (one.adam_steps, one.loss_scale) == (other.adam_steps, other.loss_scale)
-    return numbers_agree and left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+FLIPS = 300
+"""Bits tried in each file."""
 
 
 @pytest.fixture
@@ -68,21 +53,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sign(checkpoint: Path) -> None:
-    """Rewrites the marker for the current sizes and checksums of the files."""
-    (checkpoint / MARKER).write_bytes(marker_of(checkpoint))
-
-
-def later() -> bytes:
-    """A marker as a later version may write it, with a valid checksum."""
-    return sealed({"format_version": 2, "shards": [{"nested": None}]})
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def used(folder: Path) -> int | None:
+    """The step of the checkpoint that a run would use, found without a remark."""
+    found = newest_valid(folder, say=pytest.fail)
+    return found and found.step
+
+
 def test_a_checkpoint_is_loaded_as_it_was_saved(folder: Path) -> None:
+    (folder / "step-00000020" / "notes.txt").write_text("the good one")  # another file changes nothing
     found = newest_valid(folder)
     assert found is not None
     state, extra = load(found)
@@ -94,16 +80,25 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(folder: Path) -> None:
 
 def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:
     (tmp_path / "step-00005000.copy").mkdir()
-    assert newest_valid(tmp_path) is None
+    (tmp_path / "step-00005000.saving").mkdir()
+    assert used(tmp_path) is None
     assert not any_saved(tmp_path)
-    assert newest_valid(tmp_path / "missing") is None
+    assert used(tmp_path / "missing") is None
 
 
-def test_only_the_newest_are_kept(folder: Path) -> None:
-    (folder / "step-00000015.saving").mkdir()
-    (folder / "step-00000005").mkdir()
-    save(folder, 30, state_of(30), {}, keep_last=2)
+def test_folders_with_other_names_are_not_checkpoints(folder: Path) -> None:
+    for name in ("step-30", "step-٠٠٠٠٠٠٣٠", "step-000000040", "step--0000050", "step-00000060 copy", "step-"):
+        shutil.copytree(folder / "step-00000020", folder / name)
+    assert used(folder) == 20
+
+
+def test_only_the_newest_are_kept_and_what_interrupted_saves_and_removals_left_is_no_obstacle(folder: Path) -> None:
+    for left in ("step-00000015.saving", "step-00000030.saving", "step-00000005"):
+        shutil.copytree(folder / "step-00000010", folder / left)
+        (folder / left / "weights.safetensors").unlink()
+    save(folder, 30, state_of(30), {}, keep_last=2, say=pytest.fail)
     assert names(folder) == ["step-00000020", "step-00000030"]
+    assert used(folder) == 30
 
 
 def test_saving_and_removing_flush_to_disk_in_an_order_that_always_keeps_one_complete(
@@ -158,32 +153,50 @@ def test_saving_a_step_again_keeps_an_intact_checkpoint_and_replaces_a_damaged_o
     assert kept.stat().st_ino == before
     kept.write_bytes(b"")
     save(folder, 20, state_of(20), {}, keep_last=3)
-    assert newest_valid(folder, say=pytest.fail).step == 20  # type: ignore[union-attr]
+    assert used(folder) == 20
 
 
-def flip_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json", "complete.json"])
-@pytest.mark.parametrize("damage", [flip_bit, truncate, Path.unlink], ids=["bit flip", "truncation", "deletion"])
-def test_damage_to_any_file_is_reported_and_the_previous_checkpoint_used(
-    folder: Path, name: str, damage: object
-) -> None:
-    damage(folder / "step-00000020" / name)  # type: ignore[operator]
+def assert_the_previous_is_used(folder: Path, name: str) -> None:
+    """Asserts that one line names the damaged file of the newest checkpoint, and that the one before it is used."""
     said: list[str] = []
     found = newest_valid(folder, said.append)
-    assert found is not None
-    assert found.step == 10
-    assert len(said) == 1
-    assert "step-00000020" in said[0]
-    assert name in said[0]
+    assert found is not None and found.step == 10
+    (line,) = said
+    assert "step-00000020 is not used: " in line and name in line
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncation": truncate,
+    "deletion": Path.unlink,
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "link to nowhere": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+    "link to itself": lambda path: (path.unlink(), path.symlink_to(path)),
+}
+
+
+@pytest.mark.parametrize("name", [*FILES, MARKER])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_any_file_is_reported_and_the_previous_checkpoint_used(folder: Path, name: str, damage: str) -> None:
+    DAMAGES[damage](folder / "step-00000020" / name)
+    assert_the_previous_is_used(folder, name)
+
+
+@pytest.mark.parametrize("name", [*FILES, MARKER])
+def test_after_any_flipped_bit_the_previous_checkpoint_is_used(folder: Path, name: str) -> None:
+    path = folder / "step-00000020" / name
+    content = path.read_bytes()
+    for place in random.Random(0).sample(range(8 * len(content)), FLIPS):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        assert_the_previous_is_used(folder, name)
+
+
+def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None:
+    (folder / "step-00000020").rename(folder / "step-00000030")
+    said: list[str] = []
+    assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
+    assert "step-00000030 is not used: state.json is of step 20" in said[0]
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "complete.json"])
@@ -201,9 +214,87 @@ def test_a_marker_that_is_not_sealed_is_damage(folder: Path, content: bytes) -> 
     if content == b"without a checksum":
         content = json.dumps(json.loads(marker_of(folder / "step-00000020")) | {"sha256": None}).encode()
     (folder / "step-00000020" / MARKER).write_bytes(content)
+    assert_the_previous_is_used(folder, f"{MARKER} is missing or not as it was written")
+
+
+def test_a_checkpoint_of_a_later_version_is_an_error_and_nothing_is_changed(folder: Path) -> None:
+    (folder / "step-00000020" / MARKER).write_bytes(later())
+    before = contents(folder)
+    with pytest.raises(ConfigError, match="format version 2, expected 1; use the version of this project that wrote"):
+        newest_valid(folder)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("damage", ["truncation", "deletion"])
+def test_if_no_checkpoint_is_intact_that_is_an_error_and_nothing_is_touched(folder: Path, damage: str) -> None:
+    for checkpoint in folder.iterdir():
+        DAMAGES[damage](checkpoint / MARKER)
+    before, said = contents(folder), []
+    with pytest.raises(
+        ConfigError,
+        match=rf"none in {folder} is intact: step-00000020 \(.*\), step-00000010 \(.*move .* away to start over",
+    ):
+        newest_valid(folder, said.append)
+    assert len(said) == 2 and contents(folder) == before
+
+
+@pytest.fixture
+def moved(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of step 20, moved to another disk; a link is in its place."""
+    checkpoint = folder / "step-00000020"
+    far = checkpoint.rename(tmp_path_factory.mktemp("far") / checkpoint.name)
+    checkpoint.symlink_to(far)
+    return far
+
+
+def test_a_checkpoint_behind_a_link_is_read_and_only_the_link_is_removed(folder: Path, moved: Path) -> None:
+    assert used(folder) == 20
+    before = contents(moved)
+    for step in (30, 40):
+        save(folder, step, state_of(step), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000040"] and contents(moved) == before
+
+
+@pytest.mark.parametrize("broken", ["damaged", "gone"])
+def test_a_damaged_checkpoint_behind_a_link_is_replaced_and_its_target_kept(
+    folder: Path, moved: Path, broken: str
+) -> None:
+    if broken == "gone":
+        shutil.rmtree(moved)
+    else:
+        (moved / "state.json").write_text("{}")
+    save(folder, 20, state_of(20), {}, keep_last=3, say=pytest.fail)
+    assert used(folder) == 20
+    assert not (folder / "step-00000020").is_symlink()
+    assert broken == "gone" or (moved / "state.json").read_text() == "{}"
+
+
+def test_all_checkpoints_may_be_behind_a_link_and_an_unmounted_disk_is_not_a_new_run(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    link = tmp_path_factory.mktemp("run") / "checkpoints"
+    link.symlink_to(folder)
+    save(link, 30, state_of(30), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000030"] and link.is_symlink()
+    folder.rename(folder.with_name("unmounted"))
+    with pytest.raises(ConfigError, match=rf"checkpoints: {link} is a link to {folder}, which does not exist"):
+        newest_valid(link)
+    with pytest.raises(NotSaved, match="no checkpoint could be written"):
+        save(link, 40, state_of(40), {}, keep_last=1)
+    link.unlink()
+    link.write_text("no folder")
+    with pytest.raises(ConfigError, match=rf"checkpoints: {link} cannot be read \(Not a directory\)"):
+        newest_valid(link)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_reported_and_the_next_save_removes_it(folder: Path) -> None:
     said: list[str] = []
-    assert newest_valid(folder, said.append).step == 10  # type: ignore[union-attr]
-    assert f"{MARKER} is missing or not as it was written" in said[0]
+    with mounted(folder / "step-00000005", "64k"):
+        save(folder, 30, state_of(30), {}, keep_last=1, say=said.append)
+    assert said and all("step-00000005 cannot be removed (Device or resource busy)" in line for line in said)
+    assert used(folder) == 30
+    save(folder, 40, state_of(40), {}, keep_last=1, say=pytest.fail)
+    assert names(folder) == ["step-00000040"]
 
 
 @pytest.mark.parametrize("size", [80_000, 1_000_000], ids=["in the second file", "in the first file"])
@@ -216,8 +307,7 @@ def test_a_full_disk_is_reported_and_leaves_the_last_good_checkpoint_and_no_left
     with pytest.raises(NotSaved, match=r"step 30: .*No space left.* needs .* MB, and 0\.8 MB are free; earlier"):
         save(folder, 30, state_of(30, size=size), {}, keep_last=1)
     assert shutil.disk_usage(small_disk).free == free
-    found = newest_valid(folder, say=pytest.fail)
-    assert found is not None and same(load(found)[0], state_of(20, size=20_000))
+    assert used(folder) == 20
 
 
 def test_a_failing_disk_is_reported_and_leaves_the_last_good_checkpoint(folder: Path) -> None:
@@ -229,24 +319,20 @@ def test_a_failing_disk_is_reported_and_leaves_the_last_good_checkpoint(folder: 
             save(folder, 30, state_of(30, size=100_000), {}, keep_last=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    found = newest_valid(folder, say=pytest.fail)
-    assert found is not None
-    assert found.step == 20
+    assert used(folder) == 20
 
 
 def test_after_a_kill_at_any_moment_the_last_finished_checkpoint_is_complete(tmp_path: Path) -> None:
-    moments = random.Random(0)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    moments, folder = random.Random(0), tmp_path / "checkpoints"
+    (tmp_path / "saver.py").write_text(SAVER)
     for _ in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
-        ) as saver:
-            assert saver.stdout is not None
-            announced = int(saver.stdout.readline())
-            time.sleep(moments.uniform(0, 0.1))
-            saver.send_signal(signal.SIGKILL)
-            announced = max([announced, *(int(line) for line in saver.stdout if line.endswith("\n"))])
-        found = newest_valid(tmp_path, say=pytest.fail)
+        saver = Warm(tmp_path / "saver.py", folder)
+        announced = int(saver.stdout.readline())
+        time.sleep(moments.uniform(0, 0.1))
+        saver.kill()
+        announced = max([announced, *(int(line) for line in saver.stdout if line.endswith("\n"))])
+        saver.wait()
+        found = newest_valid(folder, say=pytest.fail)
         assert found is not None
         assert found.step >= announced
         assert same(load(found)[0], state_of(found.step, size=300_000))

@@ -1,22 +1,24 @@
-"""Claims about the engine on one and two ranks, at every stage and precision (engine_worker.py)."""
+"""Claims about the engine on one and two ranks, at every stage and precision (engine_worker.py), and of its steps."""
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from deepspeed.launcher.runner import fetch_hostfile
-from torch import nn
+from torch import Tensor
 
 from electra_sampler.foundation.config import ConfigError
-from pretrain.engine.checkpoint import Checkpoint, load
-from pretrain.engine.engine import Engine
+from pretrain.engine.checkpoint import Checkpoint, load, save
+from pretrain.engine.engine import Engine, accumulate, end_step, resume
 from pretrain.engine.optim import parameter_groups, without_bias_correction
 from pretrain.job.processes import start_processes
 from tests.deepspeed_values import VARIANTS
 from tests.pretrain.engine import engine_worker as worker
+from tests.pretrain.engine.checkpoints import flip_bit
 from tests.warm import Warm, outputs, two_ranks
 
 Figures = dict[str, Any]
@@ -186,14 +188,15 @@ def test_deepspeed_prints_nothing_between_our_lines(folder: Path) -> None:
         assert not any(word in said for word in ("INFO", "Warning", "untested"))
 
 
-def make_engine(model: nn.Module) -> Engine:
+def make_engine(seed: int = 0) -> Engine:
+    model = worker.small_model(seed)
     config = worker.resolved_config("zero1_fp32", world_size=1)
     return Engine(model, parameter_groups(model, 0.01), config, start_processes())
 
 
 def test_adams_hyperparameters_are_scaled_for_one_update_only() -> None:
     """Without bias correction the first update is (1 - beta1) / sqrt(1 - beta2) = 3.16 times the rate."""
-    engine = make_engine(worker.small_model())
+    engine = make_engine()
     start = engine.full_state().weights
     ids, real = worker.batch_of(0)
     for micro in range(engine.config.accumulation_steps):
@@ -208,7 +211,7 @@ def test_adams_hyperparameters_are_scaled_for_one_update_only() -> None:
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
     state, _ = load(Checkpoint(next((folder / "ranks-2" / "zero1_fp32").iterdir()), worker.SAVED_AT))
-    engine = make_engine(worker.small_model())
+    engine = make_engine()
     state.weights["head.weight"] = torch.zeros(1, 15)
     with pytest.raises(ConfigError, match=r"differs from this model in 1 parameter, first head\.weight"):
         engine.load_full_state(state)
@@ -217,7 +220,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["zero1_fp16", "zero3_bf16"])
 def test_a_checkpoint_of_another_precision_and_stage_is_resumed(folder: Path, name: str) -> None:
     state, _ = load(Checkpoint(next((folder / "ranks-2" / name).iterdir()), worker.SAVED_AT))
-    engine = make_engine(worker.small_model(seed=1))
+    engine = make_engine(seed=1)
     engine.load_full_state(state)
     assert worker.same_states(engine.full_state(), replace(state, loss_scale={}))
     loss, result = worker.Runner(engine).step(worker.SAVED_AT)
@@ -229,3 +232,59 @@ def test_a_checkpoint_of_another_precision_and_stage_is_resumed(folder: Path, na
 @pytest.mark.parametrize(("name", "slots"), [("16v100", [8, 8]), ("8v100", [8]), ("local", [2])])
 def test_hostfiles_are_read_by_deepspeed_as_intended(name: str, slots: list[int]) -> None:
     assert list(fetch_hostfile(str(worker.REPOSITORY / "hostfiles" / name)).values()) == slots
+
+
+@dataclass
+class Steps:
+    """Progress of a run."""
+
+    done: int = 0
+
+
+def losses_of(engine: Engine, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Losses as computed in `worker.Runner`."""
+    ids_BL, real_BL = worker.batch_of(step)
+    for rows in zip(ids_BL.split(worker.MICRO_BATCH), real_BL.split(worker.MICRO_BATCH), strict=True):
+        loss_sum = engine.forward(*rows)["loss_sum"]
+        yield loss_sum * engine.config.accumulation_steps / real_BL.sum(), loss_sum.detach() / real_BL.sum()
+
+
+def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
+    engine, other = make_engine(), make_engine()
+    assert engine.config.accumulation_steps > 1
+    for step in range(3):
+        total = accumulate(engine, losses_of(engine, step))
+        result, (loss, requested) = end_step(engine, total, [False], worker.rate(step)).read()
+        assert loss == pytest.approx(worker.Runner(other).step(step)[0], rel=1e-6)
+        assert (result.overflow, requested) == (False, 0)
+    assert engine.full_state().adam_steps == 3
+    assert worker.same_states(engine.full_state(), other.full_state())
+
+
+def test_a_wish_during_the_step_is_returned_with_it() -> None:
+    engine = make_engine()
+    total = accumulate(engine, losses_of(engine, 0))
+    assert end_step(engine, total, [True, False], worker.rate(0)).read()[1][1:] == [1, 0]
+    assert engine.full_state().adam_steps == 1
+
+
+def test_a_resume_loads_engine_and_progress_and_changes_nothing_without_a_checkpoint(tmp_path: Path) -> None:
+    trained, fresh = make_engine(), make_engine(seed=1)
+    worker.Runner(trained).train(range(2))
+    start = fresh.full_state()
+    assert resume(tmp_path, fresh, Steps) == Steps(0)
+    assert worker.same_states(fresh.full_state(), start)
+    save(tmp_path, 2, trained.full_state(), {"done": 2}, keep_last=1)
+    assert resume(tmp_path, fresh, Steps) == Steps(2)
+    assert worker.same_states(fresh.full_state(), trained.full_state())
+
+
+def test_a_resume_uses_the_checkpoint_before_a_damaged_one_but_never_starts_over(tmp_path: Path) -> None:
+    engine = make_engine()
+    for step in (1, 2):
+        save(tmp_path, step, engine.full_state(), {"done": step}, keep_last=2)
+    flip_bit(tmp_path / "step-00000002" / "weights.safetensors")
+    assert resume(tmp_path, engine, Steps) == Steps(1)
+    flip_bit(tmp_path / "step-00000001" / "weights.safetensors")
+    with pytest.raises(ConfigError, match=r"none in .* is intact"):
+        resume(tmp_path, engine, Steps)
