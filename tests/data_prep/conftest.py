@@ -1,10 +1,12 @@
 """A small corpus, a vocabulary and built shards, shared by the tests of data preparation."""
 
+import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +99,38 @@ def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
 def command_of(options: BuildOptions) -> list[str]:
     """The command line equivalent to these options."""
     words = ["data_prep/build_shards.py", "--input", *map(str, options.input)]
-    for name in ("output", "vocab", "seq_length", "held_out", "shard_mb", "workers"):
+    for name in ("output", "vocab", "sentences", "seq_length", "held_out", "dedup", "shard_mb", "workers"):
         words += [f"--{name}", str(getattr(options, name))]
     return words
+
+
+def processes_below(parent: int) -> list[int]:
+    """PIDs of all descendants of a process."""
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    children = [int(child) for child in path.read_text().split()] if path.is_file() else []
+    return [process for child in children for process in (*processes_below(child), child)]
+
+
+def kill_build(
+    options: BuildOptions, is_time: Callable[[], bool], *more: object, launcher: Sequence[str] = (sys.executable,)
+) -> None:
+    """Starts a build and kills all its processes as soon as it is time, which must be before its end."""
+    command = [*launcher, *command_of(options), *map(str, more)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not is_time():
+        assert process.poll() is None
+        time.sleep(0.001)
+    for victim in (*processes_below(process.pid), process.pid):
+        os.kill(victim, signal.SIGKILL)
+    process.wait()
+    assert not (options.output / "manifest.json").exists()
+
+
+def with_other_text(path: Path) -> None:
+    """Replaces the text by another of the same size and keeps the modification time, as `cp -p` would."""
+    status, text = path.stat(), path.read_bytes()
+    path.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def read_shards(

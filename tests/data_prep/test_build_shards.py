@@ -30,7 +30,16 @@ from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
 from tests.conftest import needs
 
-from .conftest import REPOSITORY, command_of, contents, finished_shards, limit_file_size, run_script
+from .conftest import (
+    REPOSITORY,
+    command_of,
+    contents,
+    finished_shards,
+    kill_build,
+    processes_below,
+    run_script,
+    with_other_text,
+)
 from .malformed import malformed_file
 
 
@@ -75,13 +84,6 @@ def test_a_dry_run_counts_only_workers_that_can_have_a_shard(options, tmp_path, 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable)
 
 
-def processes_below(parent):
-    """PIDs of all descendants of a process."""
-    path = Path(f"/proc/{parent}/task/{parent}/children")
-    children = [int(child) for child in path.read_text().split()] if path.is_file() else []
-    return [process for child in children for process in (*processes_below(child), child)]
-
-
 def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(options, many_formats, tmp_path):
     """The whole job is killed twice: during the search for duplicates, and during the build."""
     needs("mpirun")
@@ -90,32 +92,18 @@ def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(
     case = {"input": inputs, "shard_mb": 0.003, "dedup": "near"}
     assert main(again(options, tmp_path / "one", **case)) == 0
     assert load_manifest(tmp_path / "one").books.documents.dropped["duplicate"] == 24
-    output = tmp_path / "out"
-    command = [*MPIRUN, *command_of(again(options, output, **case)), "--dedup", "near"]
-    for done in (lambda: len(list(output.glob(".build/keys-*.bin"))), lambda: finished_shards(output)):
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while done() < 3:
-            assert process.poll() is None
-            time.sleep(0.001)
-        for victim in (*processes_below(process.pid), process.pid):
-            os.kill(victim, signal.SIGKILL)
-        process.wait()
-        assert not (output / "manifest.json").exists()
+    killed = again(options, tmp_path / "out", **case)
+    kill_build(killed, lambda: len(list(killed.output.glob(".build/keys-*.bin"))) >= 3, launcher=MPIRUN)
+    kill_build(killed, lambda: finished_shards(killed.output) >= 3, launcher=MPIRUN)
+    command = [*MPIRUN, *command_of(killed)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert contents(output) == contents(tmp_path / "one")
+    assert contents(killed.output) == contents(tmp_path / "one")
 
 
-def kill_after(options, shards, *more):
+def kill_after(options, shards):
     """Runs the build until this many shards are done, then kills it."""
-    command = [sys.executable, *command_of(options), *more]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while finished_shards(options.output) < shards:
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
-    assert not (options.output / "manifest.json").exists()
+    kill_build(options, lambda: finished_shards(options.output) >= shards)
 
 
 def test_a_build_killed_at_any_moment_resumes_to_the_same_bytes(options, built, tmp_path, monkeypatch):
@@ -149,18 +137,11 @@ def half_built(options, killed, tmp_path):
     return folder, again(options, shutil.copytree(killed, tmp_path / "out"), input=(folder,))
 
 
-def with_other_text(path):
-    """Replaces the text by another of the same size and keeps the modification time, as `cp -p` would."""
-    status, text = path.stat(), path.read_bytes()
-    path.write_bytes(text[:-200].replace(b"ka", b"lo", 1) + text[-200:])
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
     """Nothing is built from the new text, so that the old one, once restored, resumes the build."""
     folder, case = half_built
     case = case.model_copy(update={"sentences": "line", "output": case.output.with_name("lines")})
-    kill_after(case, 2, "--sentences", "line")
+    kill_after(case, 2)
     (case.output / "records" / "shard-00000.json").unlink()
     before = contents_of_shards(case.output)
     for path in folder.iterdir():
@@ -211,25 +192,9 @@ def cut(path):
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
 def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(options, built, tmp_path, damage):
     output = shutil.copytree(built, tmp_path / "out")
-    names = ("shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records/shard-00003.json")
-    for name in (*names, "manifest.json"):
+    shards = ("shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records/shard-00003.json")
+    for name in (*shards, "manifest.json", "tokenizer/vocab.txt"):
         damage(output / name)
-    assert main(again(options, output)) == 0
-    assert contents(output) == contents(built)
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
-def test_damaged_files_of_an_unfinished_build_are_rebuilt(half_built, built, damage):
-    _, case = half_built
-    for number, pattern in enumerate(("shard-*.bin", "records/shard-*.json")):
-        damage(sorted(case.output.glob(pattern))[number])
-    assert main(case) == 0
-    assert contents_of_shards(case.output) == contents_of_shards(built)
-
-
-def test_an_overwritten_tokenizer_is_restored(options, built, tmp_path):
-    output = shutil.copytree(built, tmp_path / "out")
-    (output / "tokenizer" / "vocab.txt").write_text("other")
     assert main(again(options, output)) == 0
     assert contents(output) == contents(built)
 
@@ -346,38 +311,40 @@ def test_near_copies_are_dropped_and_counted_by_themselves(built, edited):
 
 
 @pytest.mark.parametrize(
-    ("dedup", "fixture", "workers", "killed_with", "count"),
-    [
-        ("exact", "repeated", 2, "keys", 2),
-        ("near", "edited", 2, "copies", 1),
-    ],
+    ("dedup", "fixture", "killed_with", "count"), [("exact", "repeated", "keys", 2), ("near", "edited", "copies", 1)]
 )
 def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(
-    options, tmp_path, request, dedup, fixture, workers, killed_with, count
+    options, tmp_path, request, dedup, fixture, killed_with, count
 ):
     """Killed while it hashes or while it builds; one process finishes what several began."""
     text, expected = request.getfixturevalue(fixture)
-    case = again(options, tmp_path / "out", input=(text,), workers=workers)
-    command = [*command_of(case), "--dedup", dedup]
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while len(list((tmp_path / "out").glob(f".build/{killed_with}-*.bin"))) < count:
-        assert process.poll() is None
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (case.output / "manifest.json").exists()
-    assert main(again(case, case.output, workers=1, dedup=dedup)) == 0
+    case = again(options, tmp_path / "out", input=(text,), workers=2, dedup=dedup)
+    kill_build(case, lambda: len(list(case.output.glob(f".build/{killed_with}-*.bin"))) >= count)
+    assert main(case.model_copy(update={"workers": 1})) == 0
     assert contents(case.output) == contents(expected)
 
 
-def test_a_dry_run_estimates_and_writes_nothing(options, tmp_path, capsys):
+def test_a_dry_run_estimates_disk_and_shards_about_right_and_writes_nothing(options, built, tmp_path, capsys):
     assert main(again(options, tmp_path / "out", dry_run=True)) == 0
-    printed = capsys.readouterr().out
-    assert "8 files, 0.1 MB on disk" in printed
-    assert "nothing was written" in printed
+    printed, shards = capsys.readouterr().out, load_manifest(built).shards
+    said = float(re.search(r"about ([\d.]+) MB of shards", printed)[1]) * 1e6
+    assert said == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
+    assert int(re.search(r"about (\d+) shards", printed)[1]) == len(shards)
+    assert "8 files, 0.1 MB on disk" in printed and "nothing was written" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_the_text_of_many_small_compressed_files_is_estimated_about_right(options, tmp_path, capsys):
+    draw = random.Random(0)
+    (tmp_path / "raw").mkdir()
+    for number in range(16):
+        text = "\n\n".join(" ".join(f"{draw.randrange(5000):x}" for _ in range(300)) for _ in range(100))
+        (tmp_path / "raw" / f"{number}.txt.xz").write_bytes(lzma.compress(text.encode()))
+    changes = {"input": (tmp_path / "raw",), "sentences": "line", "dry_run": True}
+    assert main(again(options, tmp_path / "out", **changes)) == 0
+    printed = capsys.readouterr().out
+    assert float(re.search(r"about ([\d.]+) MB of text", printed)[1]) == pytest.approx(16 * len(text) / 1e6, rel=0.1)
+    assert "0:00:00" not in printed
 
 
 NOVEL = ["CHAPTER ONE", *["It was late, and nobody came to the door of the house by the river. " * 3] * 40]
@@ -478,6 +445,7 @@ def test_a_corpus_too_small_to_hold_out_gets_a_share_that_probably_holds_some_ou
         (["--vocab", "LOOP"], "vocab"),
         (["--input", "a\n\x1b[31m"], r"a\n\x1b[31m"),
         (["--seed", "9" * 5000], "seed"),
+        (["--workers", "9" * 400], "workers: got '999"),
     ],
 )
 def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(
@@ -525,33 +493,26 @@ def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(options, buil
     assert main(wrong) == 0
 
 
-def test_a_full_disk_is_one_line_and_exit_code_2_and_a_rerun_resumes(options, built, tmp_path):
-    command = [*command_of(again(options, tmp_path / "out", workers=2)), "--punkt", str(built / "punkt")]
-    done = run_script(*command, preexec_fn=limit_file_size)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "File too large" in done.stderr
-    assert main(again(options, tmp_path / "out", punkt=built / "punkt")) == 0
-    assert contents_of_shards(tmp_path / "out") == contents_of_shards(built)
-
-
 def contents_of_shards(folder):
     return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
 
 
-def test_a_full_disk_leaves_no_part_of_a_file(options, built, tmp_path):
-    """There is room for the ids of the first shard, and none for its masks."""
-    limit = (built / "shard-00000.bin").stat().st_size + 5000
+def test_a_full_disk_is_one_line_and_exit_code_2_leaves_no_part_of_a_file_and_a_rerun_resumes(options, built, tmp_path):
+    """There is room for the ids of every shard, and none for its masks."""
+    case = again(options, tmp_path / "out", workers=2, punkt=built / "punkt", mask_copies=200)
+    limit = max(path.stat().st_size for path in built.glob("shard-?????.bin"))
 
     def limit_files():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [*command_of(again(options, tmp_path / "out")), "--mask_copies", "200"]
+    command = [*command_of(case), "--punkt", case.punkt, "--mask_copies", case.mask_copies]
     done = run_script(*command, preexec_fn=limit_files)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert "shard-00000.mask.bin" in done.stderr
-    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert "File too large" in done.stderr and ".mask.bin" in done.stderr
+    assert not list(case.output.rglob("*.tmp"))
+    assert main(case) == 0
+    assert inspect(InspectOptions(folder=case.output, verify=True, workers=1)) == 0
 
 
 @pytest.mark.parametrize("wait", [0.3, 1.0])
@@ -581,12 +542,6 @@ def test_foreign_files_in_the_folder_of_a_build_stay(half_built, built):
     assert {name: content for name, content in contents(case.output).items() if name.endswith(".tmp")} == dict.fromkeys(
         names, b"mine"
     )
-
-
-def test_more_processes_than_a_machine_can_have_is_a_user_error_and_not_an_overflow(options, tmp_path):
-    done = run_script(*command_of(again(options, tmp_path / "out"))[:-1], "9" * 400)
-    assert done.returncode == 2
-    assert done.stderr.startswith("build_shards.py: error: workers: got '999") and done.stderr.count("\n") == 1
 
 
 def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(options, built, tmp_path):
@@ -728,32 +683,6 @@ def test_a_build_killed_while_it_saved_its_punkt_model_resumes(options, built, t
     assert contents(tmp_path / "out") == contents(built)
 
 
-@pytest.mark.long
-def test_a_build_killed_at_twenty_random_moments_resumes_to_the_same_bytes(options, tmp_path):
-    random = np.random.default_rng(0)
-    changes = {"shard_mb": 0.003, "dedup": "near", "workers": 2}
-    command = command_of(again(options, tmp_path / "whole", **changes))
-    started = time.monotonic()
-    assert run_script(*command, "--dedup", "near").returncode == 0
-    longest = time.monotonic() - started
-    output = tmp_path / "out"
-    command = [sys.executable, *command_of(again(options, output, **changes)), "--dedup", "near"]
-    kills = 0
-    while kills < 20:
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(random.uniform(0, longest))
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.wait()
-        if (output / "manifest.json").exists() and kills < 20:
-            found = {name: text for name, text in contents(output).items() if not name.startswith((".build/", ".lock"))}
-            assert found == {name: text for name, text in contents(tmp_path / "whole").items() if name != ".lock"}
-            shutil.rmtree(output)
-    assert run_script(*command[1:]).returncode == 0
-    assert contents(output) == contents(tmp_path / "whole")
-
-
 def test_the_real_corpus_builds_with_the_real_libraries(shared_data, tmp_path):
     novels = sorted((shared_data / "books" / "eltec").glob("*.txt.xz"))[:2]
     assert (
@@ -777,28 +706,3 @@ def test_the_real_corpus_builds_with_the_real_libraries(shared_data, tmp_path):
     assert manifest.totals.padding_share < 0.05
     assert inspect(InspectOptions(folder=tmp_path / "out", verify=True, workers=1)) == 0
     assert np.allclose(np.array(manifest.totals.ngrams) / sum(manifest.totals.ngrams), (0.8, 0.1, 0.1), atol=0.005)
-
-
-def dry_run(options, output, *inputs, **changes):
-    return main(options.model_copy(update={"input": inputs, "output": output, "dry_run": True, **changes}))
-
-
-def test_disk_and_shards_are_estimated_about_right(options, built, tmp_path, capsys):
-    assert dry_run(options, tmp_path / "out", *options.input) == 0
-    printed = capsys.readouterr().out
-    shards = load_manifest(built).shards
-    said = float(re.search(r"about ([\d.]+) MB of shards", printed)[1]) * 1e6
-    assert said == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
-    assert int(re.search(r"about (\d+) shards", printed)[1]) == len(shards)
-
-
-def test_the_text_of_many_small_compressed_files_is_estimated_about_right(options, tmp_path, capsys):
-    draw = random.Random(0)
-    (tmp_path / "raw").mkdir()
-    for number in range(16):
-        text = "\n\n".join(" ".join(f"{draw.randrange(5000):x}" for _ in range(300)) for _ in range(100))
-        (tmp_path / "raw" / f"{number}.txt.xz").write_bytes(lzma.compress(text.encode()))
-    assert dry_run(options, tmp_path / "out", tmp_path / "raw", sentences="line") == 0
-    printed = capsys.readouterr().out
-    assert float(re.search(r"about ([\d.]+) MB of text", printed)[1]) == pytest.approx(16 * len(text) / 1e6, rel=0.1)
-    assert "0:00:00" not in printed

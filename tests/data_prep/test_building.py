@@ -3,11 +3,6 @@
 import gzip
 import json
 import lzma
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow
@@ -20,12 +15,8 @@ from data_prep.manifest import load_manifest
 from data_prep.output import save_record
 from data_prep.pipeline import build_shard
 from electra_sampler.foundation.config import ConfigError
-from tests.conftest import needs
-from tests.data_prep.conftest import contents
-
-from .conftest import REPOSITORY, command_of, finished_shards
-from .packers import IN_BLOCKS
-from .test_build_shards import MPIRUN, processes_below, with_other_text
+from tests.data_prep.conftest import contents, finished_shards, kill_build, with_other_text
+from tests.data_prep.packers import IN_BLOCKS
 
 
 @pytest.fixture
@@ -119,50 +110,17 @@ def packed(options, tmp_path_factory):
     return folder
 
 
-def build_killed_and_resumed(case, command, whole, dedup):
-    """Kills the build as soon as some shards are done, and resumes it; it gives the same bytes."""
-    command = [*command, *command_of(case), "--dedup", dedup]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while finished_shards(case.output) < 2:
-        assert process.poll() is None
-        time.sleep(0.001)
-    for victim in (*processes_below(process.pid), process.pid):
-        os.kill(victim, signal.SIGKILL)
-    process.wait()
-    assert not (case.output / "manifest.json").exists()
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert contents(case.output) == contents(whole)
-
-
-@pytest.mark.parametrize("dedup", ["exact", pytest.param("none", marks=pytest.mark.long)])
-def test_packed_input_builds_to_the_same_bytes_with_any_number_of_workers_or_ranks_and_kills(
-    options, packed, tmp_path, dedup
-):
-    changes = {"input": (packed,), "shard_mb": 0.008, "dedup": dedup}
+def test_packed_input_builds_to_the_same_bytes_with_any_number_of_workers_and_kills(options, packed, tmp_path):
+    changes = {"input": (packed,), "shard_mb": 0.008, "dedup": "exact"}
     case = BuildOptions(**(options.model_dump() | changes | {"output": tmp_path / "one"}))
     assert main(case) == 0
     manifest = load_manifest(case.output)
     assert manifest.books.balances
     assert manifest.books.documents.read == 12 * (4 * 3 + 3 * 8)
     two = case.model_copy(update={"output": tmp_path / "two", "workers": 2})
-    build_killed_and_resumed(two, [sys.executable], case.output, dedup)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("pattern", ["*.bz2", "*.xz", "*.gz", "*.zst", "*.parquet"])
-def test_each_kind_of_packed_input_builds_to_the_same_bytes_with_any_number_of_ranks_and_kills(
-    options, packed, tmp_path, pattern
-):
-    needs("mpirun")
-    changes = {"input": tuple(sorted(packed.glob(pattern))), "shard_mb": 0.008}
-    case = BuildOptions(**(options.model_dump() | changes | {"output": tmp_path / "one"}))
-    assert main(case) == 0
-    for workers in (2, 3):
-        several = case.model_copy(update={"output": tmp_path / f"{workers}", "workers": workers})
-        build_killed_and_resumed(several, [sys.executable], case.output, "none")
-    ranks = case.model_copy(update={"output": tmp_path / "ranks"})
-    build_killed_and_resumed(ranks, MPIRUN, case.output, "none")
+    kill_build(two, lambda: finished_shards(two.output) >= 2)
+    assert main(two) == 0
+    assert contents(two.output) == contents(case.output)
 
 
 def test_finished_shards_of_a_file_that_is_read_from_its_beginning_are_not_built_again(

@@ -2,9 +2,6 @@
 
 import json
 import string
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -16,8 +13,7 @@ from data_prep.manifest import MANIFEST_NAME, RECORDS_NAME, load_manifest
 from data_prep.output import CONTAMINATED_NAME
 from data_prep.tokens import SPECIAL_TOKENS
 from electra_sampler.foundation.config import ConfigError
-from tests.conftest import REPOSITORY
-from tests.data_prep.conftest import command_of, contents, finished_shards, random_document
+from tests.data_prep.conftest import contents, random_document
 from tests.data_prep.real_text import lines_of
 
 WRITTEN = (MANIFEST_NAME, f"{RECORDS_NAME}/plan.json", CONTAMINATED_NAME)
@@ -125,22 +121,6 @@ def test_decontaminated_builds_balance_list_what_they_dropped_and_have_the_same_
         assert built(web, tmp_path / name, decontaminate=given) == books
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_a_decontaminated_build_that_was_killed_resumes_to_the_same_bytes(web, evaluated, tmp_path):
-    given, _ = evaluated
-    options = options_of(web, tmp_path / "killed", decontaminate=given, filter=("gopher",))
-    command = [sys.executable, *command_of(options), "--filter", "gopher", "--decontaminate", *given]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while finished_shards(options.output) < 2:
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
-    assert not (options.output / MANIFEST_NAME).exists()
-    assert main(options) == 0
-    built(web, tmp_path / "whole", decontaminate=given, filter=("gopher",))
-    assert contents(options.output) == contents(tmp_path / "whole")
 
 
 def test_a_build_with_other_evaluation_sets_or_n_is_refused(web, evaluated, tmp_path):
