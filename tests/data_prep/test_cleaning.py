@@ -1,5 +1,7 @@
-"""Claims about the cleaning of documents."""
+"""Claims about the cleaning of documents, and about the plain text of MediaWiki pages."""
 
+import bz2
+import re
 import sys
 import time
 import unicodedata
@@ -8,7 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.cleaning import LONGEST_LINE, _long_runs, clean, decode
+from data_prep.cleaning import (
+    _LONGEST_SECTION,
+    _MOST_UNCLOSED,
+    LONGEST_LINE,
+    _long_runs,
+    _sections,
+    _unclosed,
+    clean,
+    decode,
+    plain_text,
+)
+from data_prep.curation.curator import Curator
+from data_prep.formats import Reading, page_text, wiki_asides
+from data_prep.manifest import BuildConfig
+from data_prep.pipeline import Intake
+from data_prep.planning import Range
+from data_prep.reading import Reader, sample_chunks, sample_documents
+from data_prep.sources import find_sources
 
 
 @pytest.mark.parametrize(
@@ -101,3 +120,122 @@ def test_any_bytes_become_valid_nfc_text_with_all_characters_accounted_for(conte
     assert min(cleaned.removed.values(), default=1) > 0
     assert "\r" not in cleaned.text
     assert "\x00" not in cleaned.text
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "text"),
+    [
+        ("'''Bold''' and ''italic''.", "Bold and italic."),
+        ("A [[link]], a [[page|named one]], [http://x.org a site].", "A link, a named one, a site."),
+        ("[[File:a.png|thumb|A [[caption]]]]Text[[Category:Things]][[de:Ding]]", "Text"),
+        ("See [[:Category:Things]].", "See Category:Things."),
+        ("[[CSI: Miami]], [[UFO: Enemy|UFO]], [[Re:Zero]].", "CSI: Miami, UFO, Re:Zero."),
+        ("Kept.[[zh-min-nan:X]][[ FILE :a.jpg|b]][[Simple:C]]", "Kept."),
+        ("__KEIN_INHALTSVERZEICHNIS__ a __init__ b__БЕЗ_ОГЛ__ __目次__ ____ c", "a __init__ b  ____ c"),
+        ("One{{cite|x={{y}}}} two<ref>Book, p. 1</ref> three<ref name=a />.", "One two three."),
+        ("Before\n{| class=x\n! a\n|-\n| b [[c]]\n|}\nafter", "Before\n\nafter"),
+        ("== Head ==\nText<!-- not this -->\n\n\n\nmore", "Head\nText\n\nmore"),
+        ("A&nbsp;B &lt;i&gt; &#1234567890;", "A\xa0B <i> &#1234567890;"),
+        ("Athens ({{lang|el|x}}) is<br>old __NOTOC__", "Athens is\nold"),
+        ("x<math>a^2</math> <gallery>b.png</gallery><nowiki>[[c]]</nowiki>", "x [[c]]"),
+        ("{{" * 3000, "{{" * 3000),
+        ("[[" * 3000 + "a", "[[" * 3000 + "a"),
+        ("<b>" * 2000, "<b>" * 2000),
+    ],
+)
+def test_only_running_text_remains(wikitext, text):
+    assert plain_text(wikitext) == text
+
+
+def test_sections_are_divided_at_headings_and_limited_in_length():
+    wikitext = "Lead.\n== A ==\n" + "A line.\n" * 5000 + "=== B ===\nx"
+    sections = list(_sections(wikitext))
+    assert "".join(sections) == wikitext
+    assert max(map(len, sections)) <= _LONGEST_SECTION
+    assert sections[0] == "Lead.\n"
+    assert sections[-1] == "=== B ===\nx"
+    assert all(section.endswith("\n") for section in sections[:-1])
+
+
+UNCLOSED = [
+    *("{|\n|-\n| a\n", "{|\n|-\n! a || b\n", "{|\n{{a|", "{|\n", "{{a|[[b|<ref>{|\n", "[[a|", "<ref>", "<ref {{"),
+    *("<div>", "<div class=", '<div class="', "<br ", "<!-- [http://a "),
+]
+
+
+@pytest.mark.parametrize("unit", UNCLOSED)
+def test_unclosed_markup_takes_linear_time_and_loses_no_text(unit):
+    """Tables of 16 kB took 17 seconds before they were divided."""
+    started = time.process_time()
+    text = plain_text("Before.\n" + unit * (40_000 // len(unit)) + "\nafter")
+    assert time.process_time() - started < 10
+    assert text.startswith("Before.") and text.endswith("after")
+
+
+@pytest.mark.parametrize("unit", [*UNCLOSED, "{{a|b}} [[c]] <ref>d</ref>\n{|\n| e\n|}\n"])
+def test_a_section_is_divided_only_because_of_unclosed_markup(unit):
+    section = unit * (_LONGEST_SECTION // len(unit))
+    assert "".join(_sections(section)) == section
+    assert (max(map(len, _sections(section))) <= 512) == (unit in UNCLOSED)
+
+
+@pytest.mark.parametrize(
+    ("section", "detours"),
+    [
+        ("{{a|{{b}}}} [[c|[[d]]]] <ref>e</ref> <ref name=f /> {|\n|{{g|}}\n|}", 0),
+        ("<br>a<li>b<br />", 0),
+        ("ab{{cd", 4),
+        ("{|\n<div>\n|} a", 6),  # the end of the table is found, so the tag costs no more than the table
+        ("[http://a b] [http://c [[d]]", 15),
+        ("|} }} ]] ] --> </div> />", 0),
+    ],
+)
+def test_unclosed_markup_is_weighted_by_the_length_of_its_search(section, detours):
+    assert _unclosed(section) == detours
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (b"<ns>0</ns><text>a &lt;b&gt; &amp;amp; </text>", (b"a <b> &amp;", None)),
+        (b"<ns>0</ns><redirect title='x' /><text>#REDIRECT</text>", (b"#REDIRECT", "redirect")),
+        (b"<ns>10</ns><redirect title='x' /><text>t</text>", (b"t", "other_namespace")),
+        (b"<ns>0</ns><text>old</text><text bytes='3' xml:space='preserve'>new</text>", (b"new", None)),
+        (b"<ns>0</ns><text bytes='0' />", (b"", None)),
+        (b"", (b"", None)),
+    ],
+)
+def test_a_page_gives_its_newest_text_or_the_reason_it_is_not_an_article(page, expected):
+    assert page_text(page) == expected
+
+
+BUILD = BuildConfig(tokenizer_sha256="", sentences="line", punkt="none", punkt_sha256="")
+DUMP = """<mediawiki xml:lang="de"><siteinfo><namespaces>
+<namespace key="0" case="first-letter" /><namespace key="2" case="first-letter">Benutzer</namespace>
+<namespace key="6" case="first-letter">Datei</namespace><namespace key="14" case="first-letter">Kategorie</namespace>
+</namespaces></siteinfo>%s</mediawiki>"""
+PAGE = "<page><ns>0</ns><text>Ein Dorf.[[datei:a.jpg|mini|b]] [[Benutzer:A|A]] [[Kategorie:Ort]]</text></page>\n"
+
+
+@pytest.mark.parametrize("pack", [bytes, bz2.compress])
+def test_a_dumps_own_names_of_namespaces_count_on_every_page(pack, tmp_path):
+    (tmp_path / "dewiki.xml").write_bytes(pack((DUMP % (PAGE * 30)).encode()))
+    sources = find_sources([tmp_path])
+    assert {*sample_documents(sources, 10_000, Reading())} == {"Ein Dorf. A"}
+    later = next(Reader(Reading()).chunks(Range(sources[0], start=1000)))
+    texts = [text.cleaned.text for text in Intake(iter([later]), {}, BUILD, Curator()).kept()]
+    assert texts and {*texts} == {"Ein Dorf. A"}
+
+
+def test_a_real_dump_gives_articles_without_markup(shared_data):
+    sources = find_sources([shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2"])
+    documents = list(next(sample_chunks(sources, 1_000_000, Reading())).documents(Reading()))
+    reasons = [document.reason for document in documents]
+    assert reasons.count("redirect") > 5
+    texts = [
+        clean(document.content, wiki_asides(sources[0].path)).text for document in documents if document.reason is None
+    ]
+    wikitext = "\n".join(document.content.decode() for document in documents)
+    assert max(map(_unclosed, _sections(wikitext))) < _MOST_UNCLOSED / 20, "real sections would be cut"
+    assert texts[0].startswith("Anarchism is a political philosophy that advocates self-governed societies")
+    assert not re.search(r"\{\{|\}\}|\[\[|<ref|'''|\{\||<br|&nbsp;", "\n".join(texts))

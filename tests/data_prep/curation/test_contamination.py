@@ -1,13 +1,16 @@
-"""Claims about n-grams shared with evaluation sets, against a search by plain comparison."""
+"""Claims about n-grams shared with evaluation sets, and about reading the sets."""
 
+import json
+import os
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.curation.contamination import Contamination, make_index
+from data_prep.curation.contamination import Contamination, make_index, read_sets
 from electra_sampler.foundation.config import ConfigError
 
 TEXTS = (
@@ -83,3 +86,148 @@ def test_short_texts_are_counted(path):
 def test_texts_that_are_all_too_short_are_refused(path):
     with pytest.raises(ConfigError, match=r"decontaminate_ngram: got 13, but no text of .*set\.tsv has so many words"):
         make_index([path], 13)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    files = {
+        "rows.tsv": '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n',
+        "bare.tsv": "a\t1\tone\r\nb\t0\ttwo\r\n",
+        "lines.jsonl": '{"a": "one", "b": {"c": ["two", {"a": "three"}]}, "n": 4}\n\n{"a": null, "c": "five"}\n',
+        "tree.json": json.dumps([{"title": "x", "paragraphs": [{"context": "one", "qas": [{"question": "?"}]}]}]),
+        "glue/CoLA/dev.tsv": "gj04\t1\t\tOne sailor.\ngj04\t0\t*\tTwo sailor.\n",
+        "glue/CoLA/train.tsv": "gj04\t1\t\tTrained on.\n",
+        "glue/CoLA/test.tsv": "index\tsentence\n0\tThree sailors.\n",
+        "glue/MNLI/dev_matched.tsv": "index\tsentence1_parse\tsentence1\tsentence2\n0\t(a)\tFour.\tFive.\n",
+        "glue/MRPC/dev.tsv": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tSix.\tSeven.\n",
+        "squad/dev-v1.1.json": json.dumps({"data": [{"qas": [{"question": "Q", "id": "i"}], "context": "C"}]}),
+        "squad/train-v1.1.json": "{}",
+        "pairs/b.jsonl": '{"sentence_good": "B.", "sentence_bad": "Bad.", "UID": "b"}\n',
+        "pairs/a.jsonl": '{"sentence_good": "A.", "sentence_bad": "Worse."}\n',
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    with zipfile.ZipFile(tmp_path / "BLiMP.zip", "w") as archive:
+        archive.write(tmp_path / "pairs/b.jsonl", "data/b.jsonl")
+        archive.writestr("data/readme.txt", "no")
+    return tmp_path
+
+
+def texts(*given):
+    return {one.name: [f"{place} {text}" for place, text in one.examples] for one in read_sets(given)}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("rows.tsv:text", ['#2 one "quoted', "#3 three"]),
+        ("rows.tsv:other text,text", ['#2 one "quoted', "#2 two", "#3 three", "#4 four"]),
+        ("bare.tsv:3", ["#1 one", "#2 two"]),
+        ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number counts columns, even if the first line has labels
+        ("bare.tsv", ["#1 a", "#1 1", "#1 one", "#2 b", "#2 0", "#2 two"]),
+        ("lines.jsonl:a", ["#1 one", "#1 three"]),
+        ("lines.jsonl", ["#1 one", "#1 two", "#1 three", "#3 five"]),
+        ("tree.json:context,question", ["#1 one", "#2 ?"]),
+        ("tree.json:paragraphs", ["#1 one", "#2 ?"]),
+        ("tree.json", ["#1 x", "#2 one", "#3 ?"]),
+    ],
+)
+def test_a_file_gives_all_texts_or_those_of_its_fields(folder, given, expected):
+    name = given.partition(":")[0]
+    expected = [name + text for text in expected]
+    assert texts(str(folder / given)) == {name: expected}
+    assert texts(f"mine={folder / given}") == {"mine": expected}
+
+
+def test_named_sets_know_their_files_and_fields(folder):
+    assert texts(f"glue={folder / 'glue'}", f"squad={folder / 'squad'}", f"blimp={folder / 'pairs'}") == {
+        "glue": [
+            "CoLA/dev.tsv#1 One sailor.",
+            "CoLA/dev.tsv#2 Two sailor.",
+            "CoLA/test.tsv#2 Three sailors.",
+            "MNLI/dev_matched.tsv#2 Four.",
+            "MNLI/dev_matched.tsv#2 Five.",
+            "MRPC/dev.tsv#2 Six.",
+            "MRPC/dev.tsv#2 Seven.",
+        ],
+        "squad": ["dev-v1.1.json#1 Q", "dev-v1.1.json#2 C"],
+        "blimp": ["a.jsonl#1 A.", "a.jsonl#1 Worse.", "b.jsonl#1 B.", "b.jsonl#1 Bad."],
+    }
+    assert texts(f"squad={folder / 'squad/dev-v1.1.json'}") == {"squad": ["dev-v1.1.json#1 Q", "dev-v1.1.json#2 C"]}
+    zipped = {"blimp": ["data/b.jsonl#1 B.", "data/b.jsonl#1 Bad."]}
+    assert texts(f"blimp={folder}") == texts(f"blimp={folder / 'BLiMP.zip'}") == zipped
+
+
+def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(folder):
+    def digest(given):
+        return read_sets([f"x={folder / given}"])[0].sha256
+
+    same = folder / "elsewhere" / "bare.tsv"
+    same.parent.mkdir()
+    same.write_bytes((folder / "bare.tsv").read_bytes())
+    assert digest("bare.tsv:3") == digest("elsewhere/bare.tsv:3")
+    assert len({digest("bare.tsv:3"), digest("bare.tsv"), digest("rows.tsv:text")}) == 3
+    same.write_text("a\t0\tother\n")
+    assert digest("bare.tsv:3") != digest("elsewhere/bare.tsv:3")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["none.tsv"], "cannot be read"),
+        (["none.tsv:a"], "cannot be read"),
+        (["rows.tsv:txt"], "rows.tsv of rows.tsv:txt has no text in 'txt'; name JSON keys, columns in the header"),
+        (["rows.tsv:text,txt"], "rows.tsv of rows.tsv:text,txt has no text in 'txt'; "),
+        (["rows.tsv:text,2"], "has no text in '2'; "),
+        (["bare.tsv:0"], "bare.tsv of bare.tsv:0 has no text in '0'; .* column numbers from 1"),
+        (["bare.tsv:3,4"], "has no text in '4'; "),
+        (["bare.tsv:-1"], "has no text in '-1'; "),
+        (["bare.tsv:" + "9" * 200], r"has no text in '9+\.\.\. .202 characters.; "),
+        (["bare.tsv:"], "has no text in ''; "),
+        (["lines.jsonl:a,x"], "has no text in 'x'; "),
+        (["lines.jsonl:a,n"], "has no text in 'n'; "),
+        (["tree.json:context,answer"], "has no text in 'answer'; "),
+        (["latin1.tsv"], "latin1.tsv is not valid TSV in UTF-8 .* position 3: .*; repair it, or convert it"),
+        (["latin1.tsv:1"], "latin1.tsv is not valid TSV in UTF-8"),
+        (["latin1.jsonl:a"], "latin1.jsonl is not valid JSON in UTF-8"),
+        (["latin1.json"], "latin1.json is not valid JSON in UTF-8"),
+        (["lines.jsonl:x,y"], "no text in 'x', 'y'; "),
+        (["glue=none"], "cannot be read"),
+        (["squad=glue"], "holds no files of this set"),
+        (["blimp=rows.tsv"], "is not valid JSON|no text"),
+        (["rows.tsv:text", "x=rows.tsv", "elsewhere/rows.tsv"], "two sets are called rows.tsv; rename one"),
+        (["bad.json"], "bad.json is not valid JSON in UTF-8"),
+        (["bad.jsonl"], "bad.jsonl is not valid JSON in UTF-8"),
+        (["pairs=BLiMP.zip"], "BLiMP.zip is not valid TSV in UTF-8|no text in"),
+        (["blimp=broken.zip"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_set(folder, monkeypatch, given, problem):
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere/rows.tsv").write_bytes((folder / "rows.tsv").read_bytes())
+    (folder / "bad.json").write_text("{")
+    (folder / "bad.jsonl").write_text("{}\n{")
+    (folder / "broken.zip").write_bytes(b"PK")
+    for name in ("latin1.tsv", "latin1.json", "latin1.jsonl"):
+        (folder / name).write_bytes(
+            '"caf\u00e9"\n'.encode("latin-1")[1:] if name == "latin1.tsv" else b'{"a": "\xe9"}\n'
+        )
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=f"decontaminate: .*({problem})") as error:
+        read_sets(given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.timeout(20)  # reading the pipe or the device would never end
+@pytest.mark.parametrize("name", ["pipe", "device"])
+@pytest.mark.parametrize("given", ["SET", "SET:1", "x=SET:1", "glue=SET", "blimp=SET", "glue=."])
+def test_a_pipe_or_device_is_refused_by_name_and_not_opened(tmp_path, monkeypatch, name, given):
+    monkeypatch.chdir(tmp_path)
+    place = "dev.tsv" if given == "glue=." else name
+    if name == "pipe":
+        os.mkfifo(place)
+    else:
+        Path(place).symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=rf"decontaminate: {place} is a pipe, a socket or a device"):
+        read_sets([given.replace("SET", name)])

@@ -1,11 +1,13 @@
 """Claims about the measures of a text: n-grams against plain counting."""
 
 from collections import Counter
+from itertools import islice
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.curation.measures import Measures
+from data_prep.curation.measures import Measures, ngram_keys
 
 texts = st.lists(st.sampled_from(("a", "bc", "def", "g.")), min_size=1, max_size=60).map(" ".join)
 
@@ -44,3 +46,11 @@ def test_lines_are_stripped_and_not_blank_and_paragraphs_are_between_blank_lines
     measures = Measures("One \n two\x0bthree\n \t\n\nfour\n")
     assert measures.lines == ["One", "two", "three", "four"]
     assert measures.paragraphs == ["One \n two\x0bthree", "four"]
+
+
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_keys_are_equal_exactly_where_the_words_are(numbers):
+    for n, keys in enumerate(islice(ngram_keys(np.array(numbers, np.uint64)), 13), 1):
+        ngrams = [tuple(numbers[place : place + n]) for place in range(len(numbers) - n + 1)]
+        assert len(keys) == len(ngrams)
+        assert len(set(ngrams)) == len(set(keys.tolist())) == len({*zip(ngrams, keys.tolist(), strict=True)})
