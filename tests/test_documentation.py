@@ -113,7 +113,7 @@ def documented() -> Iterator[tuple[str, str, str]]:
         for line in page.read_text().replace("\\\n", " ").splitlines():
             named = re.findall(r"--preset (\w+)", line) or PRESETS
             objective = re.search(r"--objective ([\w.:]+)", line)
-            if objective and ".py" in objective[1]:  # the reader's own file: tests/samplers/test_files.py
+            if objective and ".py" in objective[1]:  # the reader's own file: tests/pretrain/method/test_registry.py
                 continue
             given = [overrides.strip() for overrides in OVERRIDES.findall(line) if "KEY=VALUE" not in overrides]
             yield from ((preset, objective[1] if objective else "", each) for each in given for preset in named)

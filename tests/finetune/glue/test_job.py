@@ -3,20 +3,24 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from transformers import BertTokenizerFast
+from transformers import BertTokenizerFast, ElectraConfig
+from transformers.models.electra.modeling_electra import ElectraClassificationHead
 
 from finetune.glue.files import load_task
-from finetune.glue.job import GlueJob, SequenceClassifier, make_job, score, tokenize_examples
-from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, TaskData
+from finetune.glue.job import METRICS, GlueJob, SequenceClassifier, make_job, score, submission, tokenize_examples
+from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask, TaskData
 from finetune.running.train import Run
 from finetune.tokens import Features, collate
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.finetune.running.test_train import SETTINGS
 
@@ -134,3 +138,106 @@ def test_real_pairs_fit_the_length_and_keep_both_texts(tokenizer: BertTokenizerF
         ids.count(tokenizer.sep_token_id) == 2 and ids[-1] == tokenizer.sep_token_id for ids in features.input_ids
     )
     assert all(1 in segments for segments in features.token_type_ids)
+
+
+FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0])
+CPU = torch.device("cpu")
+
+
+def model(num_outputs: int, dropout: float = 0.1, head: Literal["electra", "hf"] = "electra") -> SequenceClassifier:
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=10,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=8,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return SequenceClassifier(ElectraEncoder(config), num_outputs, head)
+
+
+def test_the_output_is_one_dense_layer_on_the_first_hidden_state() -> None:
+    classifier = model(3).eval()
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    expected_BC = hidden_BLH[:, 0] @ classifier.head.weight.T + classifier.head.bias
+    torch.testing.assert_close(classifier(batch), expected_BC)
+
+
+def test_padding_changes_no_output() -> None:
+    classifier = model(2).eval()
+    together_BC = classifier(collate(FEATURES, [0, 1], 0, CPU))
+    alone_1C = classifier(collate(FEATURES, [0], 0, CPU))
+    torch.testing.assert_close(together_BC[:1], alone_1C, rtol=0, atol=1e-6)
+
+
+def test_hugging_faces_head_is_electras_classification_head() -> None:
+    classifier = model(3, head="hf").eval()
+    reference = ElectraClassificationHead(ElectraConfig(hidden_size=16, num_labels=3)).eval()
+    reference.load_state_dict(classifier.head.state_dict())
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    torch.testing.assert_close(classifier(batch), reference(hidden_BLH))
+
+
+@pytest.mark.parametrize("head", ["electra", "hf"])
+def test_the_head_applies_dropout_only_in_training(head: Literal["electra", "hf"]) -> None:
+    classifier = model(2, dropout=0.5, head=head)
+    batch = collate(FEATURES, [0, 1], 0, CPU)
+    assert not torch.equal(classifier.train()(batch), classifier(batch))
+    assert torch.equal(classifier.eval()(batch), classifier(batch))
+
+
+TARGET = np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 1])
+PREDICTED = np.array([1, 0, 1, 0, 1, 1, 0, 0, 1, 1])  # 4 true and 2 false positives, 1 false and 3 true negatives
+
+
+def test_classification_metrics_follow_their_definitions() -> None:
+    values = score(("accuracy", "f1", "matthews"), TARGET, PREDICTED)
+    assert values["accuracy"] == pytest.approx(7 / 10)
+    assert values["f1"] == pytest.approx(2 * 4 / (2 * 4 + 2 + 1))
+    assert values["matthews"] == pytest.approx((4 * 3 - 2 * 1) / np.sqrt(6 * 5 * 5 * 4))
+
+
+def test_pearson_measures_linear_and_spearman_rank_correlation() -> None:
+    target = np.array([0.1, 0.2, 0.4, 0.9])
+    assert METRICS["pearson"](target, 3 * target - 1) == pytest.approx(1.0)
+    assert METRICS["spearman"](target, np.exp(9 * target)) == pytest.approx(1.0)
+    assert METRICS["pearson"](target, np.exp(9 * target)) == pytest.approx(
+        np.corrcoef(target, np.exp(9 * target))[0, 1]
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_constant_prediction_has_a_finite_score(name: str) -> None:
+    assert np.isfinite(score((name,), TARGET, np.zeros(10))[name])
+
+
+def test_a_constant_prediction_has_no_correlation() -> None:
+    assert score(("matthews", "pearson", "spearman"), TARGET, np.ones(10)) == {
+        "matthews": 0,
+        "pearson": 0,
+        "spearman": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("task", "predicted", "labels"),
+    [
+        (TASKS["CoLA"], [1.0, 0.0], ["1", "0"]),
+        (TASKS["MNLI"], [0.0, 2.0], ["entailment", "contradiction"]),
+        (TASKS["QNLI"], [0.0, 1.0], ["entailment", "not_entailment"]),
+        (AX, [1.0, 1.0], ["neutral", "neutral"]),
+        (TASKS["STS-B"], [0.75, 1.2], ["3.750", "5.000"]),
+        (TASKS["STS-B"], [-0.1, 0.12345], ["0.000", "0.617"]),
+    ],
+)
+def test_a_submission_has_glues_index_and_glues_label_or_score(
+    task: GlueTask, predicted: list[float], labels: list[str]
+) -> None:
+    text = submission(task, ["0", "17"], np.array(predicted))
+    assert text == f"index\tprediction\n0\t{labels[0]}\n17\t{labels[1]}\n"

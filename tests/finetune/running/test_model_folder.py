@@ -1,17 +1,32 @@
 """finetune/running/model_folder.py: which folders can be fine-tuned, and how a model is identified."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tokenizers import normalizers
 
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import folder_sha256
+from electra_sampler.foundation.locks import Lock
+from finetune.config import GlueOptions, SquadOptions, TaggingOptions
+from finetune.glue.tasks import TASKS
+from finetune.running.job import HuggingFaceModel
+from finetune.running.model_folder import card
+from finetune.running.records import RunRecord, append_record, choose_records, read_records
+from finetune.running.run_list import keep_models
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
+from tests.finetune.conftest import FP32, launch, make_record, run_queue
+from tests.warm import run
 
 
 @pytest.fixture
@@ -86,3 +101,337 @@ def test_a_model_with_its_own_code_opens_without_asking_to_run_it(
     assert "auto_map" in json.loads((pretrained_model / "config.json").read_text())
     read_stored(pretrained_model).load_tokenizer()
     assert not asked
+
+
+PYTHONS = [sys.executable, *filter(None, [os.environ.get("ELECTRA_SAMPLER_OTHER_PYTHON")])]
+with_every_transformers = pytest.mark.parametrize("python", PYTHONS, ids=["this", "other"][: len(PYTHONS)])
+
+Elsewhere = Callable[[str, str, Path, list], list]
+IN_FP32 = {"deepspeed_config": FP32}
+"""Exact to the last digits on every machine."""
+
+CLASSIFIES = """
+from transformers import pipeline
+predict = pipeline("text-classification", model, trust_remote_code=True, device="cpu")
+found = [predict(text, truncation=True)[0] for text in inputs]
+"""
+TAGS = """
+from transformers import pipeline
+predict = pipeline("token-classification", model, trust_remote_code=True, device="cpu", ignore_labels=[])
+found = [[found["entity"] for found in predict(text)] for text in inputs]
+"""
+ANSWERS = """
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+reader = AutoModelForQuestionAnswering.from_pretrained(model, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+found = []
+for question, paragraph in inputs:
+    tokens = tokenizer(question, paragraph, return_tensors="pt", return_offsets_mapping=True)
+    places = tokens.pop("offset_mapping")[0].tolist()
+    inside = [place for place, segment in enumerate(tokens["token_type_ids"][0]) if segment][:-1]
+    with torch.no_grad():
+        output = reader(**tokens)
+    starts, ends = output.start_top_index[0], output.end_top_index[0].view(output.start_top_index.shape[1], -1)
+    scores = output.start_top_log_probs[0][:, None] + output.end_top_log_probs[0].view_as(ends)
+    spans = [(starts[t].item(), ends[t, k].item(), scores[t, k].item()) for t, k in scores.isfinite().nonzero()]
+    score, first, last = max((s, i, j) for i, j, s in spans if i in inside and j in inside and i <= j < i + 30)
+    found.append([paragraph[places[first][0] : places[last][1]], score, output.cls_logits.item()])
+"""
+ASKED = """
+import json, sys
+for line in sys.stdin:
+    program, model, inputs = json.loads(line)
+    names = {"model": model, "inputs": inputs}
+    exec(program, names)
+    print("found " + json.dumps(names["found"]), flush=True)
+"""
+"""Runs the programs that it is sent, so that they import Transformers once."""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    """What a program of an isolated Python in another folder finds for a model and inputs."""
+    folder, environment = tmp_path_factory.mktemp("elsewhere"), os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment |= {"HF_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    started: dict[str, subprocess.Popen[str]] = {}
+
+    def ask(python: str, program: str, model: Path, inputs: list) -> list:
+        if python not in started:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            started[python] = subprocess.Popen(
+                [python, "-I", "-c", ASKED], cwd=folder, env=environment, text=True, **pipes
+            )
+        process = started[python]
+        print(json.dumps([program, str(model.resolve()), inputs]), file=process.stdin, flush=True)
+        said = []
+        for line in process.stdout:
+            if line.startswith("found "):
+                found: list = json.loads(line.removeprefix("found "))
+                return found
+            said.append(line)
+        raise AssertionError("".join(said))
+
+    yield ask
+    for process in started.values():
+        process.communicate(timeout=60)
+
+
+def kept_model(output: Path) -> tuple[Path, Path]:
+    """The only kept model, and the folder of its run's predictions."""
+    (folder,) = (output / "finetuned").iterdir()
+    return folder, output / "predictions" / folder.name
+
+
+@with_every_transformers
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [("stock_model", "electra"), ("pretrained_model", "hf"), ("modern_model", "electra"), ("bert_model", "electra")],
+)
+def test_a_pipeline_elsewhere_classifies_as_the_run_did(
+    model: str,
+    head: str,
+    python: str,
+    elsewhere: Elsewhere,
+    cola_folder: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    source = str(request.getfixturevalue(model))
+    given = {"model": source, "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path / "out"}
+    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 2, "batch_size": 8, "seeds": (1,), "head": head}))
+    folder, answers = kept_model(tmp_path / "out")
+    dev = json.loads((answers / "examples.json").read_text())["dev"]
+    texts = [line.split("\t")[3] for line in (cola_folder / "CoLA" / "dev.tsv").read_text().splitlines()]
+    found = elsewhere(python, CLASSIFIES, folder, texts)
+    assert [one["label"] for one in found] == [("unacceptable", "acceptable")[int(best)] for best in dev["predicted"]]
+    described = (folder / "README.md").read_text()
+    assert f'pipeline_tag: text-classification\nbase_model: ["{Path(source).name}"]\n' in described
+
+
+def test_the_card_names_the_license_of_its_source_and_no_source_of_untrained_weights(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    made, name = HuggingFaceModel("", {}, {}, "text-classification", ""), f"`{tmp_path.name}` (license apache-2.0)\n"
+    assert f"# CoLA, fine-tuned from {name}" in card(made, make_record(model=str(tmp_path)), ())
+    untrained = card(made, make_record(model=str(tmp_path), random_weights=True), ())
+    assert f"untrained weights of the shape of {name}" in untrained and "base_model" not in untrained
+
+
+def test_a_pipeline_elsewhere_gives_a_regressions_score(
+    elsewhere: Elsewhere, stock_model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data" / "STS-B"
+    data.mkdir(parents=True)
+    rows = "".join(f"word{i} .\tword{i + i % 3} .\t{5 - i % 3}\n" for i in range(24))
+    for name in ("train.tsv", "dev.tsv"):
+        (data / name).write_text("sentence1\tsentence2\tscore\n" + rows)
+    given = {"model": str(stock_model), "task": ("STS-B",), "data_dir": str(data.parent), "output": tmp_path / "out"}
+    short = {"epochs": 1, "batch_size": 8, "seeds": (1,)}
+    run_queue(GlueOptions.from_values(given | IN_FP32 | short))
+    folder, answers = kept_model(tmp_path / "out")
+    texts = [dict(zip(("text", "text_pair"), row.split("\t"), strict=False)) for row in rows.splitlines()]
+    program = CLASSIFIES.replace("(text, truncation=True)[0]", "(text, truncation=True)")
+    found = [one["score"] for one in elsewhere(sys.executable, program, folder, texts)]
+    dev = json.loads((answers / "examples.json").read_text())["dev"]
+    assert found == pytest.approx([5 * value for value in dev["predicted"]], abs=1e-5)
+
+
+@with_every_transformers
+@pytest.mark.parametrize("model", ["pretrained_model", "modern_model"])
+def test_a_pipeline_elsewhere_tags_as_the_run_did(
+    model: str,
+    python: str,
+    elsewhere: Elsewhere,
+    tagging_folder: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    source = str(request.getfixturevalue(model))
+    given = {"model": source, "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
+    run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
+    folder, answers = kept_model(tmp_path / "out")
+    tokenizer = read_stored(folder).load_tokenizer()
+    texts, expected = [], []
+    for block in (answers / "dev.conll").read_text().split("\n\n"):
+        words, _, labels = zip(*(row.split("\t") for row in block.splitlines()), strict=True)
+        sizes = [len(tokenizer.tokenize(word)) for word in words]
+        firsts = [sum(sizes[:place]) for place in range(len(words))]
+        texts.append(" ".join(words))
+        expected.append(dict(zip(firsts, labels, strict=True)))
+    found = elsewhere(python, TAGS, folder, texts)
+    assert [{place: labels[place] for place in wanted} for labels, wanted in zip(found, expected, strict=True)] == (
+        expected
+    )
+
+
+@with_every_transformers
+@pytest.mark.parametrize(
+    ("model", "head"), [("stock_model", "electra"), ("stock_model", "xlnet"), ("modern_model", "electra")]
+)
+def test_the_class_elsewhere_answers_as_the_run_did(
+    model: str,
+    head: str,
+    python: str,
+    elsewhere: Elsewhere,
+    squad_folder: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    source = str(request.getfixturevalue(model))
+    given = {"model": source, "data_dir": squad_folder, "output": tmp_path / "out", "head": head}
+    run_queue(
+        SquadOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8}),
+    )
+    folder, answers = kept_model(tmp_path / "out")
+    (article,) = json.loads((squad_folder / "dev-v2.0.json").read_text())["data"]
+    asked = [(entry["question"], part["context"]) for part in article["paragraphs"] for entry in part["qas"]]
+    found = elsewhere(python, ANSWERS, folder, asked)
+    texts, scores, nulls = zip(*found, strict=True)
+    best = [each[0] for each in json.loads((answers / "nbest.json").read_text()).values()]
+    assert list(texts) == [answer["text"] for answer in best]
+    assert list(scores) == pytest.approx([answer["score"] for answer in best], abs=1e-6)
+    assert list(nulls) == pytest.approx(list(json.loads((answers / "null_odds.json").read_text()).values()), abs=1e-6)
+
+
+def records_of(*scores: float) -> list[RunRecord]:
+    return [make_record(score, seed=seed) for seed, score in enumerate(scores, 1)]
+
+
+def test_the_median_is_a_run_and_the_lower_one_of_an_even_number() -> None:
+    records = records_of(0.5, 0.1, 0.9, 0.3)
+    for keep, seeds in (("median", [4]), ("best", [3]), ("all", [2, 4, 1, 3]), ("none", [])):
+        assert [record.run.seed for record in choose_records(keep, records, TASKS["CoLA"])] == seeds
+    assert [record.run.seed for record in choose_records("median", records_of(0.2, 0.2, 0.2), TASKS["CoLA"])] == [2]
+
+
+def candidate(output: Path, record: RunRecord) -> Path:
+    folder = output / "candidates" / record.run.folder_name()
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text("{}")
+    return folder
+
+
+def test_candidates_are_chosen_when_all_seeds_are_done_and_nobody_works_on_the_task(tmp_path: Path) -> None:
+    records = records_of(0.5, 0.1, 0.9)
+    folders = [candidate(tmp_path, record) for record in records]
+    folders[0].with_name(folders[0].name + ".123.tmp").mkdir()
+
+    def kept() -> list[str]:
+        return list(keep_models(tmp_path, "median", [record.run for record in records], TASKS))
+
+    for record in records[:2]:
+        append_record(tmp_path / "results.jsonl", record)
+    assert kept() == [] and all(folder.is_dir() for folder in folders)
+    append_record(tmp_path / "results.jsonl", records[2])
+    with Lock(tmp_path / "locks" / make_record(seed=9).run.folder_name()):
+        assert kept() == [] and all(folder.is_dir() for folder in folders)
+    said = kept()
+    assert [path.name for path in (tmp_path / "finetuned").iterdir()] == [folders[0].name]
+    assert not list((tmp_path / "candidates").iterdir())
+    assert [line.split(":")[0] for line in said] == ["CoLA seed 1 (median of 3, matthews 0.5000)"]
+    append_record(tmp_path / "results.jsonl", make_record(0.6, seed=4))
+    append_record(tmp_path / "results.jsonl", make_record(0.7, seed=5))
+    (line,) = kept()
+    assert "CoLA seed 4 (median of 5" in line and "no model was saved" in line
+    assert [path.name for path in (tmp_path / "finetuned").iterdir()] == [folders[0].name]
+
+
+FILES = ["README.md", "config.json", "model.safetensors", "results.json", "tokenizer.json", "tokenizer_config.json"]
+KILLED = """
+import os, signal, sys
+from finetune.config import GlueOptions
+from finetune.glue.job import load
+from finetune.running.run_list import run_queue
+from electra_sampler.foundation.command_line import parse_options
+
+def kill(event, arguments):
+    if moment(event, *map(str, arguments[:2])):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+moment = eval("lambda event, first='', second='': " + os.environ["MOMENT"])
+sys.addaudithook(kill)
+run_queue(parse_options(GlueOptions, ""), load)
+"""
+MOMENTS = {
+    "while_a_candidate_is_written": "event == 'open' and 'candidates/' in first and first.endswith('README.md')",
+    "before_its_record": "event == 'open' and first.endswith('results.jsonl') and second.startswith('a')",
+    "before_the_model_is_kept": "event == 'os.rename' and 'finetuned/' in second",
+}
+
+
+def keep(model: Path, data: Path, output: Path, **options: object) -> None:
+    given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data), "output": output, "seeds": (1, 2)}
+    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 64} | options))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stock_model: Path, cola_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of two seeds, both kept."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    keep(stock_model, cola_folder, output, keep="all")
+    return output
+
+
+def test_all_keeps_every_seed_with_its_record_and_best_the_best(
+    undisturbed: Path, stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    records = {record.run.folder_name(): record for record in read_records(undisturbed / "results.jsonl")}
+    kept = {
+        folder.name: json.loads((folder / "results.json").read_text())
+        for folder in (undisturbed / "finetuned").iterdir()
+    }
+    assert kept == {name: record.model_dump(mode="json") for name, record in records.items()}
+    assert len(kept) == 2
+    for folder in (undisturbed / "finetuned").iterdir():
+        assert {path.name for path in folder.iterdir()} >= set(FILES)
+    keep(stock_model, cola_folder, tmp_path, keep="best")
+    (best,) = (tmp_path / "finetuned").iterdir()
+    assert records[best.name].last["dev"]["matthews"] == max(one.last["dev"]["matthews"] for one in records.values())
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_while_it_keeps_a_model_resumes_to_the_same_whole_folder(
+    moment: str, undisturbed: Path, stock_model: Path, cola_folder: Path, tmp_path: Path
+) -> None:
+    options = ["--task", "CoLA", "--data_dir", cola_folder, "--seeds", "1", "2", "--epochs", "1", "--batch_size", "64"]
+    options += ["--deepspeed_config", FP32]
+    program, output = tmp_path / "killed.py", tmp_path / "out"
+    program.write_text(KILLED)
+    killed = run(program, "--model", stock_model, "--output", output, *options, env={"MOMENT": MOMENTS[moment]})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    keep(stock_model, cola_folder, output)
+    (folder,) = (output / "finetuned").iterdir()
+    assert not list((output / "candidates").iterdir())
+    assert len(read_records(output / "results.jsonl")) == 2
+    whole = undisturbed / "finetuned" / folder.name
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
+    ours, expected = (load_file(path / "model.safetensors") for path in (folder, whole))
+    assert all(ours[name].allclose(weight, rtol=0, atol=1e-6) for name, weight in expected.items())
+
+
+@pytest.mark.long
+def test_two_ranks_under_zero_3_keep_the_whole_model(
+    undisturbed: Path, stock_model: Path, cola_folder: Path, tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path, "--task", "CoLA")
+    short = ("--epochs", "1", "--batch_size", "64", "--seeds", "1", "--set", "deepspeed.zero_optimization.stage=3")
+    done = launch("run_glue.py", *paths, *short)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "finetuned").iterdir()
+    sharded, whole = (
+        load_file(path / "model.safetensors") for path in (folder, undisturbed / "finetuned" / folder.name)
+    )
+    assert {name: weight.shape for name, weight in sharded.items()} == {
+        name: weight.shape for name, weight in whole.items()
+    }
+    texts = [line.split("\t")[3] for line in (cola_folder / "CoLA" / "dev.tsv").read_text().splitlines()]
+    answers = json.loads((tmp_path / "predictions" / folder.name / "examples.json").read_text())["dev"]["predicted"]
+    labels = [("unacceptable", "acceptable")[int(best)] for best in answers]
+    assert [one["label"] for one in elsewhere(sys.executable, CLASSIFIES, folder, texts)] == labels
+
+
+def test_keep_none_writes_no_model(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
+    given = {"model": str(stock_model), "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path}
+    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "seeds": (1,), "keep": "none"}))
+    assert len(read_records(tmp_path / "results.jsonl")) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "predictions", "results.jsonl"]

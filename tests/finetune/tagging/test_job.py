@@ -1,7 +1,9 @@
 """finetune/tagging/job.py: a loss per word, and scores that seqeval gives to the predictions that are written."""
 
 import itertools
+import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,20 @@ import torch.nn.functional as F
 
 from finetune.config import TaggingConfig
 from finetune.presets import settings_for
+from finetune.reporting.comparisons import summed
 from finetune.running.train import Run
-from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging
-from finetune.tagging.job import TaggingJob, make_job
-from finetune.tokens import IGNORED, collate
+from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging, read_tagged
+from finetune.tagging.job import (
+    SPECIAL_TOKENS,
+    TaggingJob,
+    TokenClassifier,
+    count_matches,
+    cut_sentence,
+    make_job,
+    score,
+    tokenize_sentences,
+)
+from finetune.tokens import IGNORED, Batch, collate
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
@@ -91,3 +103,163 @@ def test_a_model_that_gives_every_word_one_label_has_collapsed(stock_model: Path
     engine = make_run(stock_model, job).engine
     torch.nn.init.zeros_(engine.module.head.weight)
     assert job.evaluate(engine.module, engine.world).constant
+
+
+CLASSES = {"A": 0, "B": 1}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(stock_model: Path) -> Any:
+    return load_tokenizer(stock_model)
+
+
+def test_the_first_piece_carries_the_label_and_other_pieces_are_ignored(tokenizer: Any) -> None:
+    tagged = tokenize_sentences([Sentence(("good", "word1,.", "bad"), ("A", "B", "A"))], CLASSES, tokenizer, 16)
+    (ids,), (targets,) = tagged.features.input_ids, tagged.features.targets
+    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "good", "word1", ",", ".", "bad", "[SEP]"]
+    assert targets.tolist() == [IGNORED, 0, 1, IGNORED, IGNORED, 0, IGNORED]
+    assert tagged.places.tolist() == [0, 1, 2]
+
+
+def test_a_long_sentence_is_cut_between_words_and_a_longer_word_keeps_its_first_pieces(tokenizer: Any) -> None:
+    words = ("good", "word1,.", "word2", "." * 9, "bad")
+    tagged = tokenize_sentences([Sentence(words, tuple("ABABA"))], CLASSES, tokenizer, 6)
+    parts = [tokenizer.convert_ids_to_tokens(ids[1:-1]) for ids in tagged.features.input_ids]
+    assert parts == [["good", "word1", ",", "."], ["word2"], ["."] * 4, ["bad"]]
+    assert [row[row != IGNORED].tolist() for row in tagged.features.targets] == [[0, 1], [0], [1], [0]]
+
+
+def test_a_word_without_pieces_is_counted_and_gets_the_label_given_for_it(tokenizer: Any) -> None:
+    sentences = [Sentence(("\u200d", "good", "\x07"), ("A", "B", "A")), Sentence(("\u200d",), ("B",))]
+    tagged = tokenize_sentences(sentences, CLASSES, tokenizer, 16)
+    assert tagged.words_without_pieces == 3
+    assert len(tagged.features.targets) == 1  # nothing is left of the second
+    predicted = np.array([[0, 1, 0, 0]])
+    assert tagged.label_words(predicted, ("A", "B"), "other") == [["other", "B", "other"], ["other"]]
+
+
+def test_a_label_that_is_not_in_the_training_file_marks_its_word(tokenizer: Any) -> None:
+    tagged = tokenize_sentences([Sentence(("good", "bad"), ("new", "B"))], CLASSES, tokenizer, 16)
+    assert (tagged.features.targets[0] != IGNORED).tolist() == [False, True, True, False]
+
+
+def test_every_word_is_scored_exactly_once_in_its_order_on_random_sentences(tokenizer: Any) -> None:
+    """Each class number is a word's own: what comes back is what went in, for any lengths and splits."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        sentences, classes = [], {}
+        for number in range(int(random.integers(1, 6))):
+            words = [
+                "\u200d" if random.random() < 0.1 else "word1" + "," * int(random.integers(0, 9))
+                for _ in range(int(random.integers(1, 20)))
+            ]
+            labels = tuple(f"{number}-{place}" for place in range(len(words)))
+            classes |= {label: len(classes) + place for place, label in enumerate(labels)}
+            sentences.append(Sentence(tuple(words), labels))
+        max_length = int(random.integers(8, 33))
+        tagged = tokenize_sentences(sentences, classes, tokenizer, max_length)
+        longest = max(map(len, tagged.features.targets), default=0)
+        assert longest <= max_length
+        answers = np.stack([np.pad(row, (0, longest - len(row))) for row in tagged.features.targets])
+        found = tagged.label_words(answers, list(classes), "none")
+        expected = [
+            ["none" if word == "\u200d" else label for word, label in zip(sentence.words, sentence.labels, strict=True)]
+            for sentence in sentences
+        ]
+        assert found == expected
+
+
+def test_parts_are_as_long_as_they_may_be() -> None:
+    assert list(cut_sentence([2, 2, 1, 5, 9, 1], 5)) == [range(3), range(3, 4), range(4, 5), range(5, 6)]
+    assert list(cut_sentence([], 5)) == []
+
+
+def test_real_tweets_fit_the_length_and_lose_no_word(pretrained_model: Path, shared_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev.conll").write_bytes(
+        lzma.decompress((shared_data / "ner" / "wnut17" / "dev.conll.xz").read_bytes())
+    )
+    sentences = read_tagged(tmp_path / "dev.conll", TASKS["NER"])
+    tokenizer = load_tokenizer(pretrained_model)
+    classes = {"O": 0}
+    tagged = tokenize_sentences(sentences, classes, tokenizer, 24)
+    assert len(tagged.features.targets) > len(sentences)
+    assert max(map(len, tagged.features.input_ids)) == 24
+    words = [word for sentence in sentences for word in sentence.words]
+    gone = set(range(len(words))) - set(tagged.places.tolist())
+    assert len(gone) == tagged.words_without_pieces
+    assert all(not tokenizer(words[place], add_special_tokens=False).input_ids for place in gone)
+    assert sum(len(ids) - SPECIAL_TOKENS for ids in tagged.features.input_ids) <= sum(
+        len(tokenizer(word, add_special_tokens=False).input_ids) for word in words
+    )
+
+
+def test_the_logits_are_those_of_electra_for_token_classification(stock_model: Path) -> None:
+    from transformers import ElectraForTokenClassification
+
+    theirs = ElectraForTokenClassification.from_pretrained(stock_model, num_labels=5).eval()
+    ours = TokenClassifier(read_stored(stock_model).encoder(), 5).eval()
+    ours.head.load_state_dict(theirs.classifier.state_dict())
+    ids_BL = torch.randint(5, 45, (3, 12), generator=torch.manual_seed(0))
+    mask_BL = torch.arange(12) < torch.tensor([[12], [7], [3]])
+    batch = Batch(ids_BL, mask_BL, torch.zeros_like(ids_BL), torch.zeros(3), torch.ones(3))
+    with torch.inference_mode():
+        expected_BLC = theirs(input_ids=ids_BL, attention_mask=mask_BL.long()).logits
+        found_BLC = ours(batch)
+    torch.testing.assert_close(found_BLC[mask_BL], expected_BLC[mask_BL], rtol=0, atol=1e-6)
+
+
+def test_the_head_starts_as_hugging_faces(stock_model: Path) -> None:
+    torch.manual_seed(0)
+    head = TokenClassifier(read_stored(stock_model).encoder(), 2_000).head
+    assert head.bias.abs().max() == 0
+    assert abs(head.weight.std().item() - 0.02) < 5e-4
+
+
+NER, POS = TASKS["NER"], TASKS["POS"]
+LABELS = ["O", "B-per", "I-per", "B-loc", "I-loc"]
+
+
+def of_counts(counts: dict[str, list[int]], metric: str, weights: list[int]) -> float:
+    """The metric of sentences that occur so many times, from their counts."""
+    columns, statistic = summed(counts, metric)
+    return float(np.nan_to_num(statistic(np.stack(columns) @ np.array(weights))))
+
+
+def random_labels(random: np.random.Generator) -> list[list[str]]:
+    return [[str(label) for label in random.choice(LABELS, size=size)] for size in (7, 1, 12, 4)]
+
+
+def test_an_entity_counts_if_its_bounds_and_its_type_are_right() -> None:
+    target = [["B-per", "I-per", "O", "B-loc"], ["B-loc", "O"]]
+    predicted = [["B-per", "I-per", "O", "B-per"], ["B-loc", "I-loc"]]
+    assert score(NER, target, predicted) == {"f1": 1 / 3, "precision": 1 / 3, "recall": 1 / 3}
+    assert count_matches(NER, target, predicted) == {"wanted": [2, 1], "found": [2, 1], "matched": [1, 0]}
+
+
+def test_without_entities_the_scores_are_0() -> None:
+    assert score(NER, [["B-per"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_and_counts_agree_with_seqeval_on_random_labels(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    target, predicted = random_labels(random), random_labels(random)
+    found = score(NER, target, predicted)
+    assert found["f1"] == seqeval.metrics.f1_score(target, predicted)
+    assert found["precision"] == seqeval.metrics.precision_score(target, predicted)
+    assert found["recall"] == seqeval.metrics.recall_score(target, predicted)
+    counts = count_matches(NER, target, predicted)
+    for name, value in found.items():
+        assert of_counts(counts, name, [1] * 4) == pytest.approx(value, abs=1e-12)
+    right = [a == b for pair in zip(target, predicted, strict=True) for a, b in zip(*pair, strict=True)]
+    assert score(POS, target, predicted) == {"accuracy": np.mean(right)}
+    assert of_counts(count_matches(POS, target, predicted), "accuracy", [1] * 4) == pytest.approx(np.mean(right))
+
+
+def test_a_resample_of_sentences_scores_as_those_sentences() -> None:
+    random = np.random.default_rng(0)
+    target, predicted = random_labels(random), random_labels(random)
+    chosen = [0, 2, 2, 3]
+    counts = count_matches(NER, target, predicted)
+    expected = seqeval.metrics.f1_score([target[i] for i in chosen], [predicted[i] for i in chosen])
+    assert of_counts(counts, "f1", [1, 0, 2, 1]) == pytest.approx(expected)

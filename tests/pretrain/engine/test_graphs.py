@@ -25,7 +25,7 @@ from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
 from tests.pretrain.engine import engine_worker as worker
 from tests.pretrain.engine import graph_double
 from tests.pretrain.engine.graph_double import trained
-from tests.pretrain.huggingface.test_modernbert import MODERN
+from tests.pretrain.huggingface.test_modeling_modern_sampler import MODERN
 
 CASES = [
     *((name, "zero1_bf16", SMALL_MODEL, 1) for name in OBJECTIVES),

@@ -1,8 +1,12 @@
-"""Claims about the names and groups of curves."""
+"""Claims about the names and groups of curves, and about those in Weights & Biases, written offline."""
 
+import json
 import re
+import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from pretrain.runs.curves import CHARTS, GROUPS, Curves, Histogram, TensorBoard, curve_name, curves_of
+from electra_sampler.foundation.config import ConfigError
+from pretrain.runs.curves import CHARTS, GROUPS, Curves, Histogram, TensorBoard, WeightsAndBiases, curve_name, curves_of
 from pretrain.runs.folder import flat
 from tests.conftest import REPOSITORY
+from tests.pretrain.analysis.runs import write_run
 
 
 def test_every_metric_has_a_group_and_there_are_a_dozen() -> None:
@@ -132,3 +138,71 @@ def test_a_text_is_shown_literally(tmp_path: Path) -> None:
     first, *lines, last = event.tensor_proto.string_val[0].decode().split("\n")
     assert first == last == "```"
     assert max(map(len, lines)) <= 100 and " ".join(lines) == text
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Resets W&B's settings, which it reads from the environment once per process."""
+    wandb = pytest.importorskip("wandb", reason="W&B is optional: pip install -e .[wandb]")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    yield
+    wandb.teardown()
+
+
+BLOCK, HEADER = 32768, 7
+FULL, LAST = 1, 4
+
+
+def records(folder: Path) -> list[Any]:
+    """Records that would be sent, from a LevelDB log: records may be split into fragments, each within a block."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    content, place, found, begun = path.read_bytes(), HEADER, [], b""
+    while place < len(content):
+        if BLOCK - place % BLOCK < HEADER:  # no room for a header, so the rest is padding
+            place += BLOCK - place % BLOCK
+        length, kind = struct.unpack_from("<HB", content, place + 4)  # after a checksum
+        begun += content[place + HEADER : place + HEADER + length]
+        place += HEADER + length
+        if kind in (FULL, LAST):
+            found.append(Record.FromString(begun))
+            begun = b""
+    return found
+
+
+def test_numbers_histograms_and_examples_arrive_at_weights_and_biases_with_their_steps(
+    tmp_path: Path, anew: None
+) -> None:
+    folder = write_run(tmp_path / "base")
+    writer = WeightsAndBiases(folder, 1)
+    counted = Histogram([0.0, 0.5, 1.0], [0.25, 0.75])
+    writer.write(10, Curves({"Loss/generator_loss/train": 2.5}, {"Sampling/max_probability/p_G/train": counted}))
+    writer.write(10, Curves(texts={"Example/example/train": "[CLS] <cat>"}))
+    writer.write(20, Curves({"Loss/generator_loss/train": 1.5, "Loss/generator_loss/held_out": float("nan")}))
+    writer.close()
+    sent = records(folder)
+    rows = [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in sent
+        if record.HasField("history")
+    ]
+    assert [(row["_step"], row["Loss/generator_loss/train"]) for row in rows] == [(10, 2.5), (20, 1.5)]
+    drawn = {key.split("/")[-1]: value for key, value in rows[0].items() if key.startswith("Sampling/")}
+    assert drawn == {"_type": "histogram", "bins": [0.0, 0.5, 1.0], "values": [0.25, 0.75]}
+    (text,) = folder.glob("wandb/offline-run-*/files/media/html/**/*.html")
+    assert "[CLS] &lt;cat&gt;" in text.read_text()
+    (run,) = (record.run for record in sent if record.HasField("run"))
+    assert run.display_name == "base from step 1" and run.run_group == "base"
+    settings = {update.key: json.loads(update.value_json) for update in run.config.update}
+    assert settings["run"]["objective"]["name"] == "hp_loss"
+
+
+def test_a_missing_key_of_weights_and_biases_is_reported_with_how_to_give_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"^log_to: got wandb, which does not start \(.*; run `wandb login`"):
+        WeightsAndBiases(write_run(tmp_path / "base"), 1)
