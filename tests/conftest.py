@@ -127,3 +127,14 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     return folder / "shards"
+
+
+def unread(path: Path) -> tuple[int, ...]:
+    """What `lstat` says, without the time of access, which reading changes."""
+    status = path.lstat()
+    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def modules(*packages):
+    paths = (path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
+    return sorted(path.relative_to(REPOSITORY) for path in paths)

@@ -9,27 +9,7 @@ import pytest
 
 from tests import warm
 from tests.conftest import REPOSITORY, free_port
-
-PACKAGES = ("data_prep", "pretrain", "finetune", "electra_sampler/quickstart")
-SCRIPTS = [
-    path.relative_to(REPOSITORY).as_posix()
-    for package in PACKAGES
-    for path in sorted((REPOSITORY / package).glob("*.py"))
-    if '__name__ == "__main__"' in path.read_text()
-]
-SCREEN = (48, 100)  # lines, columns
-HEAVY = (
-    "torch",
-    "transformers",
-    "deepspeed",
-    "datasets",
-    "nltk",
-    "py3langid",
-    "matplotlib",
-    "scipy",
-    "sklearn",
-    "megatron",
-)
+from tests.scripts import HEAVY, SCREEN, SCRIPTS
 
 # A path that does not exist, for each option that takes one.
 WRONG_PATHS = [

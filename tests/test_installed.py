@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from electra_sampler.commands import COMMANDS
-from tests.conftest import REPOSITORY, free_port
-from tests.test_structure import modules
+from tests.conftest import REPOSITORY, free_port, modules
 
 (VERSION,) = re.findall(r"^version = (.*)$", (REPOSITORY / "setup.cfg").read_text(), re.MULTILINE)
 TOP = ("electra_sampler", "data_prep", "pretrain", "finetune")

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from pretrain.huggingface.forms import MODEL_FILE, MODERN_FILE
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, modules
 
 PACKAGES = ("electra_sampler", "data_prep", "pretrain", "finetune", "samplers")
 # Rooms from the ground up: each may import itself and those before it. A package's own modules are its commands.
@@ -40,11 +40,6 @@ FORBIDDEN = {
     "finetune/squad": ("finetune/glue",),
     "finetune/tagging": ("finetune/glue", "finetune/squad"),
 }
-
-
-def modules(*packages):
-    paths = (path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
-    return sorted(path.relative_to(REPOSITORY) for path in paths)
 
 
 @cache

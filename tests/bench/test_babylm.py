@@ -16,7 +16,7 @@ from bench.babylm import BabylmOptions, main, totals
 from electra_sampler.foundation.config import ConfigError
 from finetune.scoring import open_scorer
 from tests.conftest import REPOSITORY
-from tests.finetune.test_scoring import untrained_run
+from tests.finetune.conftest import untrained_run
 
 CHECKOUT = os.environ.get("ELECTRA_SAMPLER_BABYLM", "")
 PAIRS = [("The value of a name.", "The value of the of."), ("the of name", "The name of it"), ("a", "the a")]

@@ -1,6 +1,8 @@
 """A small corpus, a vocabulary and built shards, shared by the tests of data preparation."""
 
+import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from data_prep.build_shards import BuildOptions, main
 from data_prep.formats import Reading
@@ -178,3 +181,34 @@ def peak_of_reading(path):
     )
     end, peak = done.stdout.split()
     return end, int(peak) / 1024
+
+
+def write_byte_level_bpe(folder, *added, **flags):
+    """A BPE as ModernBERT's: without a space before a text's first word, with added tokens."""
+    made = Tokenizer(models.BPE())
+    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=280, special_tokens=[*SPECIAL_TOKENS], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["the end of the day then and there"] * 9, trainer)
+    made.add_tokens([AddedToken(token, **flags) for token in added])
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    tokens = [made.id_to_token(number) for number in range(made.get_vocab_size())]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def many_documents(count=200, size=300):
+    return [f"Document {number}. " + "word " * (size // 5) + f"\nEnd of {number}." for number in range(count)]
+
+
+def words(count, size):
+    """Documents of about `size` bytes that hardly compress."""
+    draw = random.Random(0)
+    return [" ".join(f"{draw.randrange(1 << 20):x}" for _ in range(1 + size // 6)) for _ in range(count)]

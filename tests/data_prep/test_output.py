@@ -7,7 +7,7 @@ import pytest
 from data_prep.manifest import Books, load_manifest
 from data_prep.output import PLAN, BuildPlan, ShardRecord, load_record, locked, open_plan, refuse_another, save_record
 from electra_sampler.foundation.config import ConfigError
-from tests.electra_sampler.foundation.test_files import unread
+from tests.conftest import unread
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from pyarrow import parquet
 
 from data_prep.planning import plan_shards
 from data_prep.sources import Source, find_sources
-
-from .test_reading import many_documents, words
+from tests.data_prep.conftest import many_documents, words
 
 
 @pytest.mark.parametrize(

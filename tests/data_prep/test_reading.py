@@ -4,7 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import random
 import zlib
 
 import pyarrow
@@ -16,6 +15,7 @@ from data_prep.planning import Range, plan_shards
 from data_prep.reading import Reader, batches, sample_documents
 from data_prep.sources import find_sources
 from electra_sampler.foundation.config import ConfigError
+from tests.data_prep.conftest import many_documents, words
 
 from .conftest import peak_of_reading, read_shards
 from .packers import bgzf
@@ -29,16 +29,6 @@ def read_all(path, budget=10_000, boundary="blank_line", per_shard=1e9, **settin
     shards = read_shards(find_sources([path]), per_shard, reading, budget, **settings)
     chunks = [chunk for _, of_shard in shards for chunk in of_shard]
     return chunks, [document.content.decode() for chunk in chunks for document in chunk.documents(reading)]
-
-
-def many_documents(count=200, size=300):
-    return [f"Document {number}. " + "word " * (size // 5) + f"\nEnd of {number}." for number in range(count)]
-
-
-def words(count, size):
-    """Documents of about `size` bytes that hardly compress."""
-    draw = random.Random(0)
-    return [" ".join(f"{draw.randrange(1 << 20):x}" for _ in range(1 + size // 6)) for _ in range(count)]
 
 
 def wiki(texts):

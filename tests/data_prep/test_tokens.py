@@ -8,13 +8,14 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertTokenizer, MPNetTokenizer
 
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
 from electra_sampler.foundation.config import ConfigError
+from tests.data_prep.conftest import write_byte_level_bpe
 
 from .real_text import corpus_files, fuzz_documents, lines_of, some_files
 
@@ -169,27 +170,6 @@ def test_ids_of_a_byte_level_bpe_are_hugging_faces_in_four_languages(adds_space,
         assert lengths.tolist() == [len(pieces) for pieces in expected]
         assert ids.tolist() == [*chain.from_iterable(expected)]
         assert theirs.decode(ids[: lengths[0]]).strip() == lines[0]
-
-
-def write_byte_level_bpe(folder, *added, **flags):
-    """A BPE as ModernBERT's: without a space before a text's first word, with added tokens."""
-    made = Tokenizer(models.BPE())
-    made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=280, special_tokens=[*SPECIAL_TOKENS], initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator(["the end of the day then and there"] * 9, trainer)
-    made.add_tokens([AddedToken(token, **flags) for token in added])
-    folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
-    tokens = [made.id_to_token(number) for number in range(made.get_vocab_size())]
-    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
-    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -20,8 +20,8 @@ from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from data_prep.unpacking import DAMAGED, make_seek_index, not_text, opened, text_per_byte, unpacked
 from electra_sampler.foundation.config import ConfigError
+from tests.data_prep.conftest import words
 from tests.data_prep.packers import bgzf
-from tests.data_prep.test_reading import words
 
 PACKERS = {
     "gz": gzip.compress,

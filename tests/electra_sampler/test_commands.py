@@ -12,7 +12,7 @@ import pytest
 from electra_sampler.commands import COMMANDS
 from electra_sampler.foundation.config import StrictConfig
 from tests.conftest import REPOSITORY
-from tests.test_entry_points import HEAVY, SCREEN, SCRIPTS
+from tests.scripts import HEAVY, SCREEN, SCRIPTS
 
 CONSOLE = "import sys; sys.argv[0] = 'electra-sampler'; from electra_sampler.commands import main; sys.exit(main())"
 """Content of the script that pip installs."""

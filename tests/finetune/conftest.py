@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import softplus
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
@@ -23,8 +25,15 @@ from finetune.running import run_list
 from finetune.running.records import RunIdentity, RunRecord
 from finetune.squad import job as squad
 from finetune.tagging import job as tagging
+from pretrain.config import with_overrides
+from pretrain.data.shards import Shards
+from pretrain.engine.checkpoint import EngineState, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
+from pretrain.huggingface.stored import Sampling
+from pretrain.presets import PRESETS, with_objective
+from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.models import build_model
 from tests.conftest import REPOSITORY, free_port
 from tests.warm import run
 
@@ -247,3 +256,63 @@ def squad_record(score: float, **changes: Any) -> RunRecord:
         "best": scores,
     }
     return make_record(task="SQuAD 2.0", **(given | changes))
+
+
+def untrained_run(folder: Path, shards: Path, preset: str, objective: str, *overrides: str) -> Path:
+    """A run with a checkpoint of random weights, whose sampling head is far from p_S = p_G."""
+    base = with_objective(PRESETS[preset], objective)
+    description = describe(with_overrides(base, overrides), Shards(shards))
+    write_run(folder, description, {})
+    model = build_model(description)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:  # LayerNorms and biases start at 0 or 1
+            torch.nn.init.normal_(parameter, 0.0 if name.endswith("bias") else 1.0, 0.5)
+        else:
+            parameter.data *= 4
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
+    return folder
+
+
+def entry(good="word1 good", bad="word1 bad", field="syntax", term="binding", paradigm="p"):
+    return {"sentence_good": good, "sentence_bad": bad, "field": field, "linguistics_term": term, "UID": paradigm}
+
+
+def write_pairs(folder, *entries):
+    folder.mkdir(exist_ok=True)
+    (folder / "p.jsonl").write_text("\n".join(json.dumps(e) for e in entries) + "\n")
+    return folder
+
+
+# 27 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.
+SETTINGS = GlueConfig(
+    learning_rate=3e-3,
+    epochs=2,
+    batch_size=8,
+    weight_decay=0.01,
+    max_length=32,
+    dropout=0.0,
+    attention_dropout=0.0,
+    length_pool=5,
+)
+
+
+M = 0.15
+
+
+def sampler(log_p_V: Tensor, z_V: Tensor, sampling: Sampling, original: int) -> Tensor:
+    """The distribution that a replacement of one original token is drawn from, by the definitions of the method."""
+    p_V = log_p_V.exp() ** (1 / sampling.temperature)
+    if sampling.objective == "hp_loss":
+        loss_V = softplus(z_V)
+        loss_V[original] = softplus(-z_V[original])
+        q_V = p_V * loss_V
+    elif sampling.objective == "hp_dist":
+        mixed = sampling.mixture
+        q_V = (1 - mixed) * (z_V / sampling.temperature).softmax(-1) + mixed * log_p_V.exp()
+    else:
+        q_V = p_V
+    if sampling.forbid_original:
+        q_V[original] = 0
+    return q_V / q_V.sum()

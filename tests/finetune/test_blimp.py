@@ -6,8 +6,7 @@ import pytest
 
 from electra_sampler.foundation.config import ConfigError
 from finetune.blimp import BlimpOptions, main
-from tests.finetune.test_minimal_pairs import entry, write_pairs
-from tests.finetune.test_scoring import untrained_run
+from tests.finetune.conftest import entry, untrained_run, write_pairs
 
 
 def test_models_are_tabulated_beside_untrained_ones(stock_model, tmp_path, capsys):

@@ -4,31 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import softplus
 
 from finetune.likelihood import Draws, draws_of, log_likelihood, log_sum_of_others
 from pretrain.huggingface.stored import Sampling
-
-M = 0.15
-
-
-def sampler(log_p_V: Tensor, z_V: Tensor, sampling: Sampling, original: int) -> Tensor:
-    """The distribution that a replacement of one original token is drawn from, by the definitions of the method."""
-    p_V = log_p_V.exp() ** (1 / sampling.temperature)
-    if sampling.objective == "hp_loss":
-        loss_V = softplus(z_V)
-        loss_V[original] = softplus(-z_V[original])
-        q_V = p_V * loss_V
-    elif sampling.objective == "hp_dist":
-        mixed = sampling.mixture
-        q_V = (1 - mixed) * (z_V / sampling.temperature).softmax(-1) + mixed * log_p_V.exp()
-    else:
-        q_V = p_V
-    if sampling.forbid_original:
-        q_V[original] = 0
-    return q_V / q_V.sum()
-
+from tests.finetune.conftest import M, sampler
 
 SWITCHES: list[dict[str, Any]] = [
     {"objective": "electra"},

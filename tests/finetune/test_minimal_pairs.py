@@ -13,16 +13,7 @@ from electra_sampler.foundation.config import ConfigError
 from finetune.blimp import BlimpOptions, main
 from finetune.minimal_pairs import Pair, accuracies, read_pairs
 from finetune.scoring import Scorer
-
-
-def entry(good="word1 good", bad="word1 bad", field="syntax", term="binding", paradigm="p"):
-    return {"sentence_good": good, "sentence_bad": bad, "field": field, "linguistics_term": term, "UID": paradigm}
-
-
-def write_pairs(folder, *entries):
-    folder.mkdir(exist_ok=True)
-    (folder / "p.jsonl").write_text("\n".join(json.dumps(e) for e in entries) + "\n")
-    return folder
+from tests.finetune.conftest import entry, write_pairs
 
 
 def test_a_tie_counts_half_in_every_group(stock_model, tmp_path):

@@ -27,16 +27,10 @@ from transformers import (
 
 from electra_sampler.foundation.config import ConfigError
 from finetune.scoring import batches_by_length, open_scorer
-from pretrain.config import with_overrides
-from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import EngineState, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.stored import SAMPLING_HEAD
-from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import CHECKPOINTS, describe, write_run
-from pretrain.runs.models import build_model
-from tests.finetune.test_likelihood import M, sampler
+from tests.finetune.conftest import M, sampler, untrained_run
 
 SENTENCES = ["word1 word2 good", "bad word3 , word4 word5 .", "good", "word9 word9 bad word9"]
 ENGLISH = ["The value of a name.", "Returns the number of items in it", "import", "a b c d e f"]
@@ -89,23 +83,6 @@ def test_batches_hold_each_sequence_once_and_one_length(monkeypatch: pytest.Monk
     assert sorted(sequence for batch in batches for sequence in batch) == sorted(sequences)
     assert all(len({len(sequence) for sequence in batch}) == 1 for batch in batches)
     assert max(sum(map(len, batch)) for batch in batches) <= 10
-
-
-def untrained_run(folder: Path, shards: Path, preset: str, objective: str, *overrides: str) -> Path:
-    """A run with a checkpoint of random weights, whose sampling head is far from p_S = p_G."""
-    base = with_objective(PRESETS[preset], objective)
-    description = describe(with_overrides(base, overrides), Shards(shards))
-    write_run(folder, description, {})
-    model = build_model(description)
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:  # LayerNorms and biases start at 0 or 1
-            torch.nn.init.normal_(parameter, 0.0 if name.endswith("bias") else 1.0, 0.5)
-        else:
-            parameter.data *= 4
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
-    return folder
 
 
 @pytest.mark.parametrize(

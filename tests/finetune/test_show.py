@@ -28,8 +28,7 @@ from pretrain.export import main as export
 from pretrain.huggingface.stored import SAMPLING_HEAD
 from tests.browser import Browser
 from tests.conftest import REPOSITORY, needs
-from tests.finetune.conftest import SPECIAL, saved
-from tests.finetune.test_scoring import untrained_run
+from tests.finetune.conftest import SPECIAL, saved, untrained_run
 
 SENTENCE = " The value  of a name.\n"
 PAIR = ["replaced", "words"]

@@ -16,7 +16,8 @@ from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model import ops
-from pretrain.model.config import ElectraModelConfig
+from pretrain.model.config import ElectraModelConfig, ModernModelConfig
+from pretrain.planning.options import RunOptions
 from tests.conftest import REPOSITORY, free_port, needs
 from tests.warm import Warm
 
@@ -160,3 +161,22 @@ def launch() -> Callable[..., subprocess.Popen[str] | Warm]:
         )
 
     return start
+
+
+def options(shards: Path, output: Path, **changes: object) -> RunOptions:
+    return RunOptions.from_values({"preset": "tiny", "data": (shards,), "output": output, **changes})
+
+
+MODERN = ModernModelConfig(
+    layers=3,
+    hidden_size=16,
+    heads=2,
+    intermediate_size=32,
+    embedding_size=16,
+    generator_hidden_size=8,
+    max_positions=16,
+    window=4,
+    global_theta=20_000.0,
+    dropout=0.0,
+    initializer_range=0.3,
+)

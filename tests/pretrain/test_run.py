@@ -13,9 +13,8 @@ from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.run import main
 from pretrain.runs.folder import read_run, write_run
-from tests.pretrain.conftest import fill
-from tests.pretrain.planning.test_plan import options
-from tests.pretrain.training.test_train import Launch, run_arguments
+from tests.pretrain.conftest import fill, options
+from tests.pretrain.whole_runs import Launch, run_arguments
 
 ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}
 """Free space in KiB, named after the files that fit into it."""

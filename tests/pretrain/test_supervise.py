@@ -20,7 +20,7 @@ from pretrain.planning.plan import make_plan
 from pretrain.runs.folder import write_run
 from pretrain.supervise import run_folder_of
 from tests.conftest import free_port
-from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
+from tests.pretrain.whole_runs import finished, losses, rank_of, run_arguments, wait_for_step
 
 Launch = Callable[..., subprocess.Popen[str]]
 
@@ -178,8 +178,3 @@ def test_a_rank_killed_under_the_real_launcher_loses_only_time(
     assert f"rank 0 on {socket.gethostname()} lost the connection to {name} (after step " in output
     assert losses(killed) == losses(whole)
     assert (killed / "logs" / "rank-0001.log").read_text().count("--- ") == 2
-
-
-def rank_of(folder: Path, rank: int) -> int:
-    """PID of the process that writes this rank's log."""
-    return int((folder / "logs" / f"rank-{rank:04d}.log").read_text().split("process ")[-1].split()[0])

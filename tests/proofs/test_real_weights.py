@@ -30,7 +30,7 @@ from pretrain.huggingface.stored import read_stored, write
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 from tests.data_prep.real_text import corpus_files, lines_of
-from tests.pretrain.huggingface.test_conversion import start
+from tests.pretrain.huggingface.conftest import start
 
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 FOLDERS = sorted(path.parent for path in Path(os.environ.get("ELECTRA_SAMPLER_MODELS", "/none")).glob("*/config.json"))
@@ -86,7 +86,7 @@ def test_a_run_on_their_own_tokens_starts_with_their_weights(folder: Path, share
     (tmp_path / "a.txt").write_text("\n\n".join(lines_of(corpus_files(shared_data)[0], 400)))
     build = {"input": (tmp_path / "a.txt",), "vocab": str(folder), "output": tmp_path / "shards", "workers": 1}
     build_shards(BuildOptions.from_values(build | {"seq_length": 64, "held_out": 0.1}))
-    model = start(tmp_path / "shards", folder, objective="electra")
+    model = start(tmp_path / "shards", (str(folder),), objective="electra")
     theirs = read_stored(folder).encoder().state_dict()
     assert all(torch.equal(weight, theirs[name]) for name, weight in model.discriminator.state_dict().items())
 

@@ -9,7 +9,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[2])
 from electra_sampler.foundation.command_line import parse_options, run_command
 from pretrain.planning.options import RunOptions
 from pretrain.run import main
-from tests.pretrain.training.test_train import wait_for_step
+from tests.pretrain.whole_runs import wait_for_step
 
 
 def lose(folder: Path) -> None:

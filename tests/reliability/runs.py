@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pretrain.engine.checkpoint import newest_valid
 from tests.conftest import free_port
-from tests.pretrain.training.test_train import losses, run_arguments
+from tests.pretrain.whole_runs import losses, run_arguments
 
 Launch = Callable[..., subprocess.Popen[str]]
 STEPS, EVERY = 120, 20

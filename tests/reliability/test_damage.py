@@ -16,8 +16,7 @@ from data_prep.train_vocab import main as train_vocab
 from pretrain.engine.checkpoint import newest_valid
 from tests.pretrain.conftest import fill, mounted
 from tests.pretrain.engine.checkpoints import flip_bit, truncate
-from tests.pretrain.test_supervise import rank_of
-from tests.pretrain.training.test_train import wait_for_step
+from tests.pretrain.whole_runs import rank_of, wait_for_step
 from tests.reliability.runs import (
     EVERY,
     STEPS,

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from pretrain.runs.log import read_metrics
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine.checkpoints import sign
-from tests.pretrain.test_supervise import rank_of
-from tests.pretrain.training.test_train import read_complete, run_arguments, wait_for_step
+from tests.pretrain.whole_runs import rank_of, read_complete, run_arguments, wait_for_step
 from tests.reliability.runs import (
     Heard,
     Launch,

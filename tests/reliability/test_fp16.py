@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.presets import preset
 from pretrain.runs.log import read_metrics
-from tests.pretrain.training.test_train import losses, run_arguments
+from tests.pretrain.whole_runs import losses, run_arguments
 from tests.reliability.runs import as_killed_after, checkpoint_of
 from tests.warm import Warm, outputs, two_ranks
 

@@ -16,7 +16,7 @@ import pytest
 
 from pretrain.engine.checkpoint import newest_valid
 from tests.deepspeed_values import values_of
-from tests.pretrain.training.test_train import finished, losses, run_arguments
+from tests.pretrain.whole_runs import finished, losses, run_arguments
 
 Launch = Callable[..., subprocess.Popen[str]]
 SMALLEST = ("model.layers=2", "model.hidden_size=32", "model.intermediate_size=64", "model.generator_hidden_size=16")

@@ -13,7 +13,7 @@ import pytest
 from pretrain.runs.log import read_metrics
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import VARIANTS
-from tests.pretrain.training.test_train import finished, run_arguments
+from tests.pretrain.whole_runs import finished, run_arguments
 from tests.reliability.runs import Launch
 
 NAMES = sorted({path.stem for path in (REPOSITORY / "ds_configs").glob("*.json")} | VARIANTS.keys())

@@ -13,7 +13,7 @@ import pytest
 from electra_sampler.foundation.locks import Lock, holder
 from pretrain.engine.checkpoint import newest_valid
 from tests.cluster.runs import wait_for
-from tests.pretrain.training.test_train import finished, losses, run_arguments, wait_for_step
+from tests.pretrain.whole_runs import finished, losses, run_arguments, wait_for_step
 from tests.reliability.runs import Launch, assert_nothing_was_lost, on_two_ranks, supervised
 
 SHORT = ("optim.steps=8", "evaluate_every=8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs.log import read_metrics
-from tests.pretrain.training.test_train import wait_for_step
+from tests.pretrain.whole_runs import wait_for_step
 from tests.reliability.runs import STEPS, Heard, Launch, alone, checkpoint_of, on_two_ranks
 
 FP32 = ("--deepspeed_config", "ds_configs/zero1_fp32.json")

@@ -30,6 +30,7 @@ from electra_sampler.foundation.files import (
     write_atomically,
     write_if_other,
 )
+from tests.conftest import unread
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):
@@ -95,12 +96,6 @@ def test_a_device_is_written_to_and_stays_a_device(node: Path) -> None:
         with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
             write_atomically(path, b"content")
         assert stat.S_ISCHR(path.stat().st_mode)
-
-
-def unread(path: Path) -> tuple[int, ...]:
-    """What `lstat` says, without the time of access, which reading changes."""
-    status = path.lstat()
-    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def test_a_folder_a_socket_a_circle_of_links_and_a_block_device_are_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from pretrain.job.processes import start_processes
 from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
-from tests.finetune.running.test_train import SETTINGS
+from tests.finetune.conftest import SETTINGS
 
 CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 

@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.ordering import key_of
-from finetune.config import FinetuneConfig, GlueConfig
+from finetune.config import FinetuneConfig, GlueConfig, GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, SequenceClassifier, make_job
 from finetune.glue.tasks import TASKS
+from finetune.running.records import read_records
 from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
 from finetune.tokens import collate, epoch_batches
 from pretrain.engine.optim import decays, learning_rate
@@ -32,20 +33,10 @@ from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
+from tests.finetune.conftest import SETTINGS, run_queue
 from tests.pretrain.engine.checkpoints import flip_bit
 from tests.warm import outputs, two_ranks
 
-# 27 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.
-SETTINGS = GlueConfig(
-    learning_rate=3e-3,
-    epochs=2,
-    batch_size=8,
-    weight_decay=0.01,
-    max_length=32,
-    dropout=0.0,
-    attention_dropout=0.0,
-    length_pool=5,
-)
 SEED = 3
 SCRIPT = "tests/finetune/running/test_train.py"
 
@@ -386,3 +377,28 @@ def test_each_parameter_is_in_the_group_of_its_layer() -> None:
 def test_without_decay_every_layer_has_the_same_rate() -> None:
     made = groups(twelve_layers(), 12, DECAYED.model_copy(update={"layer_decay": 1.0}))
     assert {group["lr_scale"] for group in made} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "data"),
+    [
+        (GlueOptions, ("CoLA",), "cola_folder"),
+        (SquadOptions, None, "squad_folder"),
+        (TaggingOptions, "NER", "tagging_folder"),
+    ],
+    ids=["GLUE", "SQuAD", "tagging"],
+)
+def test_it_learns_every_kind_of_task(
+    modern_model: Path, options: type, task: object, data: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    given = {
+        "model": str(modern_model),
+        "data_dir": str(request.getfixturevalue(data)),
+        "output": tmp_path,
+        "seeds": (1,),
+    }
+    given |= {"epochs": 4, "batch_size": 8, "learning_rate": 1e-2, "keep": "none"} | ({"task": task} if task else {})
+    run_queue(options.from_values(given))
+    (record,) = read_records(tmp_path / "results.jsonl")
+    first, *_, last = record.train_losses
+    assert first is not None and last is not None and last < first / 2

@@ -19,7 +19,7 @@ from finetune.squad.features import (
     window_of_most_context,
 )
 from finetune.squad.files import VERSIONS, Answer, Question, SquadFile, load_squad, read_squad
-from tests.data_prep.test_tokens import write_byte_level_bpe
+from tests.data_prep.conftest import write_byte_level_bpe
 
 # Letters whose length changes when lower-cased or stripped of accents, scripts split into single pieces, odd marks.
 LETTERS = [

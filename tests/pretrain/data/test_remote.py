@@ -32,7 +32,7 @@ from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.data.remote import ShardCache, cache_folder, remote_folder
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from tests.pretrain.data.range_server import Fault, RangeServer, serving
-from tests.pretrain.training.test_train import CLOCK
+from tests.pretrain.whole_runs import CLOCK
 
 WINDOW = 3
 PLAN = BatchPlan(24, 24, 1, 0)

@@ -21,11 +21,10 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.optim import parameter_groups
 from pretrain.job.processes import start_processes
-from tests.pretrain.conftest import OBJECTIVES, SMALL_MODEL, new_model
+from tests.pretrain.conftest import MODERN, OBJECTIVES, SMALL_MODEL, new_model
 from tests.pretrain.engine import engine_worker as worker
 from tests.pretrain.engine import graph_double
 from tests.pretrain.engine.graph_double import trained
-from tests.pretrain.huggingface.test_modeling_modern_sampler import MODERN
 
 CASES = [
     *((name, "zero1_bf16", SMALL_MODEL, 1) for name in OBJECTIVES),

@@ -13,8 +13,7 @@ from pretrain.engine.engine import Engine
 from pretrain.engine.muon import MuonAndAdamW, moved_by_muon, orthogonalized
 from pretrain.engine.optim import OptimConfig, decays, parameter_groups
 from pretrain.job.processes import start_processes
-from tests.pretrain.conftest import new_model
-from tests.pretrain.huggingface.test_modeling_modern_sampler import MODERN
+from tests.pretrain.conftest import MODERN, new_model
 
 OPTIM = OptimConfig(lr=0.01, steps=9, warmup_steps=0, weight_decay=0.1, muon=True)
 

@@ -7,6 +7,10 @@ import torch
 
 from data_prep.tokens import open_tokenizer
 from pretrain.data.batches import Batch
+from pretrain.method.electra import Electra
+from pretrain.planning.options import RunOptions
+from pretrain.planning.plan import make_plan
+from pretrain.runs.models import initial_model
 
 
 @pytest.fixture
@@ -24,3 +28,15 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
         "attention_mask": batch.attention_mask_BL,
         "token_type_ids": batch.token_type_ids_BL,
     }
+
+
+def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
+    plan = make_plan(options(shards, init_from, **changes))
+    model = initial_model(plan.description, plan.donors)
+    assert isinstance(model, Electra)
+    return model
+
+
+def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunOptions:
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": init_from, **changes}
+    return RunOptions.from_values(values)

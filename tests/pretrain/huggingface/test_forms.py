@@ -22,7 +22,7 @@ from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.sizes import EncoderConfig
 from pretrain.presets import PRESETS
 from tests.finetune.conftest import cola_rows, run_queue
-from tests.pretrain.huggingface.test_init_from import start
+from tests.pretrain.huggingface.conftest import start
 
 
 @dataclass(frozen=True, kw_only=True)

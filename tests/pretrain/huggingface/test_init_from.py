@@ -9,8 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import AutoTokenizer, BertTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertTokenizer,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    MPNetConfig,
+    MPNetForMaskedLM,
+    MPNetModel,
+)
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
@@ -18,16 +30,18 @@ from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
+from pretrain.huggingface.forms import WORDS
+from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from pretrain.method.sampling import replace
 from pretrain.planning.estimates import GPUS
-from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.planning.plan_warnings import plan_warnings
 from pretrain.runs.models import build_model, initial_model, load_trained
 from tests.conftest import REPOSITORY
-from tests.data_prep.test_tokens import write_byte_level_bpe
-from tests.pretrain.training.test_train import Launch, finished, run_arguments
+from tests.data_prep.conftest import write_byte_level_bpe
+from tests.pretrain.huggingface.conftest import options, start
+from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 STOCK = {"vocab_size": 300, "embedding_size": 24, "num_hidden_layers": 2}
 
@@ -45,18 +59,6 @@ def stock_pair(tmp_path: Path) -> tuple[str, str]:
     generator.save_pretrained(tmp_path / "generator")
     discriminator.save_pretrained(tmp_path / "discriminator")
     return str(tmp_path / "generator"), str(tmp_path / "discriminator")
-
-
-def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunOptions:
-    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": init_from, **changes}
-    return RunOptions.from_values(values)
-
-
-def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
-    plan = make_plan(options(shards, init_from, **changes))
-    model = initial_model(plan.description, plan.donors)
-    assert isinstance(model, Electra)
-    return model
 
 
 def exported(model: Electra, shards: Path, out: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -575,3 +577,83 @@ def test_more_tokens_than_the_model_has_need_its_tokenizer(known_pair: tuple[str
         (Path(folder) / "tokenizer.json").unlink(missing_ok=True)
     with pytest.raises(ConfigError, match="has vocab_size 297, expected 300"):
         make_plan(options(shards_folder, known_pair))
+
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.3,
+}
+
+
+def save(kind: type, config: object, folder: Path) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for parameter in model.parameters():  # biases and LayerNorms away from 0 and 1
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM])
+def test_a_bert_starts_the_discriminators_encoder_with_equal_states(
+    kind: type, shards_folder: Path, batch: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bert = save(kind, BertConfig(**SIZES), tmp_path / "bert")
+    model = start(shards_folder, (str(tmp_path / "bert"),), objective="electra").eval()
+    assert "generator, generator_predictions, generator_lm_head, discriminator_predictions" in capsys.readouterr().out
+    segments_BL = torch.arange(batch.input_ids_BL.shape[1]).expand_as(batch.input_ids_BL) % 2
+    mine = model.discriminator(batch.input_ids_BL, batch.attention_mask_BL, segments_BL)
+    encoder = bert.bert if kind is BertForMaskedLM else bert
+    theirs = encoder(batch.input_ids_BL, batch.attention_mask_BL.long(), segments_BL).last_hidden_state
+    assert torch.allclose(mine[batch.attention_mask_BL], theirs[batch.attention_mask_BL], atol=1e-5)
+    assert model.generator.embeddings is model.discriminator.embeddings
+
+
+def test_weights_under_the_original_berts_names_are_the_same(tmp_path: Path) -> None:
+    save(BertModel, BertConfig(**SIZES), tmp_path)
+    before, path = read_stored(tmp_path).weights(), tmp_path / "model.safetensors"
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight
+        for name, weight in load_file(path).items()
+    }
+    save_file({f"bert.{name}": weight for name, weight in old.items()}, path)
+    again = read_stored(tmp_path).weights()
+    assert before.keys() == again.keys() and all(torch.equal(before[name], again[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", [MPNetModel, MPNetForMaskedLM])
+@pytest.mark.parametrize("eps", [1e-12, 1e-5, 1e-2])  # microsoft/mpnet-base has 1e-5
+def test_an_mpnet_starts_the_discriminators_encoder_with_equal_states(
+    eps: float, kind: type, shards_folder: Path, batch: Batch, tmp_path: Path
+) -> None:
+    mpnet = save(kind, MPNetConfig(**SIZES, max_position_embeddings=66, layer_norm_eps=eps), tmp_path / "mpnet")
+    model = start(shards_folder, (str(tmp_path / "mpnet"),)).eval()
+    config = model.discriminator.config
+    assert {module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)} == {eps}
+    assert config.relative_position and config.max_position_embeddings == 64
+    mine = model.discriminator(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+    encoder = mpnet.mpnet if kind is MPNetForMaskedLM else mpnet
+    theirs = encoder(batch.input_ids_BL, batch.attention_mask_BL.long()).last_hidden_state
+    assert torch.allclose(mine[batch.attention_mask_BL], theirs[batch.attention_mask_BL], atol=1e-5)
+    other_segment = model.discriminator(batch.input_ids_BL, batch.attention_mask_BL, 1 - batch.token_type_ids_BL)
+    assert torch.equal(mine, other_segment)
+
+
+def test_another_layer_norm_than_the_models_is_refused_by_field(shards_folder: Path, tmp_path: Path) -> None:
+    save(MPNetModel, MPNetConfig(**SIZES, layer_norm_eps=1e-5), tmp_path / "mpnet")
+    with pytest.raises(ConfigError, match="has layer_norm_eps 1e-05, expected 1e-12"):
+        start(shards_folder, (str(tmp_path / "mpnet"),), set=("model.layer_norm_eps=1e-12",))
+
+
+def test_another_class_than_its_name_says_lacks_weights(shards_folder: Path, tmp_path: Path) -> None:
+    save(BertModel, BertConfig(**SIZES), tmp_path / "bert")
+    path = tmp_path / "bert" / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: weight for name, weight in weights.items() if "layer.1." not in name}, path)
+    assert WORDS in read_stored(tmp_path / "bert").weights()
+    with pytest.raises(ConfigError, match=r"lacks 16 weights of its configuration, such as electra\.encoder\.layer\.1"):
+        start(shards_folder, (str(tmp_path / "bert"),))

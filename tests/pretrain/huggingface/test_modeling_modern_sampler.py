@@ -31,24 +31,9 @@ from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
 from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
-from pretrain.model.config import ModernModelConfig
 from tests.conftest import needs
-from tests.pretrain.conftest import VOCABULARY, new_model
-from tests.pretrain.huggingface.test_init_from import start
-
-MODERN = ModernModelConfig(
-    layers=3,
-    hidden_size=16,
-    heads=2,
-    intermediate_size=32,
-    embedding_size=16,
-    generator_hidden_size=8,
-    max_positions=16,
-    window=4,
-    global_theta=20_000.0,
-    dropout=0.0,
-    initializer_range=0.3,
-)
+from tests.pretrain.conftest import MODERN, VOCABULARY, new_model
+from tests.pretrain.huggingface.conftest import start
 
 
 @pytest.fixture

@@ -15,11 +15,7 @@ from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import Given, list_settings, make_plan, unfit
 from pretrain.planning.plan_warnings import memory_of
 from pretrain.runs.folder import write_run
-from tests.pretrain.conftest import SAMPLERS
-
-
-def options(shards: Path, output: Path, **changes: object) -> RunOptions:
-    return RunOptions.from_values({"preset": "tiny", "data": (shards,), "output": output, **changes})
+from tests.pretrain.conftest import SAMPLERS, options
 
 
 def test_the_objective_sets_its_weights_and_overrides_take_precedence_over_both(

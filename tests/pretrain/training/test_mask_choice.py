@@ -12,7 +12,7 @@ from pretrain.data.shards import open_shards
 from pretrain.method.electra import Electra
 from pretrain.training.mask_choice import KEPT, UNIT, MaskChoice, weights
 from pretrain.training.state import TrainingState
-from tests.pretrain.training.test_start import make_engine
+from tests.pretrain.training.conftest import make_engine
 
 
 def test_a_tokens_weight_is_its_mean_loss_over_the_mean_to_the_power_of_the_exponent() -> None:

@@ -8,9 +8,8 @@ import torch
 
 from pretrain.data.batches import Batch
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
-from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
-from pretrain.engine.optim import OptimConfig, decays, parameter_groups
+from pretrain.engine.optim import OptimConfig, decays
 from pretrain.engine.plain import MOMENTS
 from pretrain.job.processes import start_processes
 from pretrain.job.watchdog import Watchdog
@@ -19,24 +18,9 @@ from pretrain.planning.plan import make_plan
 from pretrain.runs.folder import CHECKPOINTS, read_run
 from pretrain.runs.models import initial_model
 from pretrain.training.start import build_training, measured_machine
-from tests.deepspeed_values import values_of
-from tests.pretrain.conftest import SMALL_MODEL
+from tests.pretrain.conftest import SMALL_MODEL, options
 from tests.pretrain.engine.engine_worker import same_states
-from tests.pretrain.planning.test_plan import options
-
-
-def make_engine(model: Electra, **optim: object) -> Engine:
-    """An engine of one process at stage 0, in fp32."""
-    settings = OptimConfig.from_values({"lr": 1e-2, "steps": 10, "warmup_steps": 0, **optim})
-    config = resolve(
-        values_of("zero0_fp32"),
-        batch_size=3,
-        world_size=1,
-        device_type="cpu",
-        clipping=settings.gradient_clipping,
-    )
-    groups = parameter_groups(model, settings.weight_decay, settings.betas, settings.eps)
-    return Engine(model, groups, config, start_processes())
+from tests.pretrain.training.conftest import make_engine
 
 
 def train(engine: Engine, batch: Batch, steps: range) -> list[float]:

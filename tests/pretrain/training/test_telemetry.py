@@ -36,9 +36,8 @@ from pretrain.runs.models import load_checkpoint
 from pretrain.training.start import build_training, measured_machine
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
 from tests.conftest import REPOSITORY, needs
-from tests.pretrain.conftest import SAMPLERS, VOCABULARY, new_model
+from tests.pretrain.conftest import SAMPLERS, VOCABULARY, new_model, options
 from tests.pretrain.engine import engine_worker as worker
-from tests.pretrain.planning.test_plan import options
 
 STEPS = 6
 HANG_TIMEOUT = 120.0

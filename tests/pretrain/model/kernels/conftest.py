@@ -1,11 +1,16 @@
 """A memory checker for Triton's kernels in all tests of this folder, as compute-sanitizer's on a GPU."""
 
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from torch import Tensor
+
+from tests.conftest import REPOSITORY
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +55,24 @@ def extent(tensor: Tensor) -> int:
     """Bytes from a tensor's first value to its last."""
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((size - 1) * stride for size, stride in strides)) * tensor.element_size()
+
+
+def compiled(*options: object) -> list[list[str]]:
+    """Returns the rows that `bench/gpu/registers.py` prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "bench/gpu/registers.py", *map(str, options)]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
+
+
+class Given(NamedTuple):
+    """A sampling head's scores."""
+
+    hidden_XE: Tensor
+    bias_V: Tensor | None
+    table_VE: Tensor
+
+    def all(self) -> Tensor:
+        scores_XV = self.hidden_XE @ self.table_VE.detach().T
+        return scores_XV if self.bias_V is None else scores_XV + self.bias_V

@@ -1,12 +1,8 @@
 """Claims about the kernels of attention as compiled code; test_triton_attention.py has those about their results."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.pretrain.model.kernels.conftest import compiled
 
 pytest.importorskip("triton")
 from pretrain.model.config import WIDEST_HEAD
@@ -15,15 +11,6 @@ MOST_SPILLED = {80: 512, 90: 64}
 """Bytes per thread at head size 64, by compute capability."""
 MOST_SHARED = {86: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may have. Compute capability 8.0 has 163, and 8.9 as many as 8.6."""
-
-
-def compiled(*options: object) -> list[list[str]]:
-    """Returns the rows that `bench/gpu/registers.py` prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "bench/gpu/registers.py", *map(str, options)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:]]
 
 
 def exponentials_of_first_loop(row: list[str]) -> float:

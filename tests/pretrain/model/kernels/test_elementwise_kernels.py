@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from .test_attention_kernels import compiled
+from tests.pretrain.model.kernels.conftest import compiled
 
 pytest.importorskip("triton")
 from pretrain.model.kernels import elementwise_kernels as kernels

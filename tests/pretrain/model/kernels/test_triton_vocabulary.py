@@ -1,7 +1,7 @@
 """Claims about the softmax over the vocabulary in Triton, interpreted on a CPU, against float64."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from pretrain.data.batches import Batch
 from pretrain.method.sampling import draw_from, predict
 from pretrain.model.distribution import BLOCK, Dense, Distribution, hp_loss_weights
+from tests.pretrain.model.kernels.conftest import Given
 
 pytest.importorskip("triton")
 from pretrain.model.kernels import triton_vocabulary
@@ -40,18 +41,6 @@ def blocks_of(weights_XV: Tensor) -> Tensor:
     """The weights in blocks [X, N, S], with zeros after the last."""
     words = weights_XV.shape[-1]
     return F.pad(weights_XV, (0, -words % BLOCK)).unflatten(-1, (-1, BLOCK))
-
-
-class Given(NamedTuple):
-    """A sampling head's scores."""
-
-    hidden_XE: Tensor
-    bias_V: Tensor | None
-    table_VE: Tensor
-
-    def all(self) -> Tensor:
-        scores_XV = self.hidden_XE @ self.table_VE.detach().T
-        return scores_XV if self.bias_V is None else scores_XV + self.bias_V
 
 
 def assert_weights(weights: Any, expected_XV: Tensor, rtol: float = 2e-5) -> None:

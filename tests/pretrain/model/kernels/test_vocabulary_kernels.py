@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from .test_attention_kernels import compiled
+from tests.pretrain.model.kernels.conftest import compiled
 
 pytest.importorskip("triton")
 from pretrain.model.distribution import BLOCK
 from pretrain.model.kernels.triton_vocabulary import Softmax
-
-from .test_triton_vocabulary import Given
+from tests.pretrain.model.kernels.conftest import Given
 
 
 def losses(z_S: Tensor, original: int, least: float, exponent: float) -> Tensor:
