@@ -185,43 +185,34 @@ def read_shards(path, per_shard):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [30, 12_000, 200_000])
-def test_each_document_is_in_one_shard(tmp_path, kind, size):
+@pytest.mark.parametrize(
+    ("size", "zeros"), [(30, 0), (12_000, 0), (200_000, 0), (300, 1), (300, 5), (300, 100), (300, 100_000)]
+)
+def test_each_document_is_in_one_shard_even_if_the_file_is_padded_with_zeros(tmp_path, kind, size, zeros):
     texts = words(1_500_000 // size, size)
-    content = "\n\n".join(texts).encode()
-    (tmp_path / kind).write_bytes(KINDS[kind](content))
-    found = read_shards(tmp_path / kind, len(content) / 6)
-    assert len(found) > 4
-    assert [text for of_shard in found for text in of_shard] == texts
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [0.3, 0.99])
-def test_a_file_that_is_cut_short_is_an_error_that_names_it(tmp_path, kind, share):
-    packed = KINDS[kind]("\n\n".join(words(3000, 300)).encode())
-    (tmp_path / kind).write_bytes(packed[: int(len(packed) * share)])
-    with pytest.raises(ConfigError, match=r"\.txt\.\S+ cannot be read to the end"):
-        read_shards(tmp_path / kind, 1e5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_flipped_bit_is_an_error_that_names_the_file(tmp_path, kind):
-    packed = bytearray(KINDS[kind]("\n\n".join(words(3000, 300)).encode()))
-    packed[len(packed) // 2] ^= 16
-    (tmp_path / kind).write_bytes(packed)
-    with pytest.raises(ConfigError, match=r"\.txt\.\S+ cannot be read to the end"):
-        read_shards(tmp_path / kind, 1e5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("zeros", [1, 5, 100, 100_000])
-def test_a_file_may_be_padded_with_zeros(tmp_path, kind, zeros):
-    texts = words(3000, 300)
     content = "\n\n".join(texts).encode()
     (tmp_path / kind).write_bytes(KINDS[kind](content) + bytes(zeros))
     found = read_shards(tmp_path / kind, len(content) / 6)
     assert len(found) > 4
     assert [text for of_shard in found for text in of_shard] == texts
+
+
+def flipped(packed):
+    """The bytes with one bit flipped in the middle."""
+    half = len(packed) // 2
+    return packed[:half] + bytes([packed[half] ^ 16]) + packed[half + 1 :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "damage",
+    [lambda packed: packed[: int(len(packed) * 0.3)], lambda packed: packed[: int(len(packed) * 0.99)], flipped],
+    ids=["cut at a third", "cut at the end", "a flipped bit"],
+)
+def test_a_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(tmp_path, kind, damage):
+    (tmp_path / kind).write_bytes(damage(KINDS[kind]("\n\n".join(words(3000, 300)).encode())))
+    with pytest.raises(ConfigError, match=r"\.txt\.\S+ cannot be read to the end"):
+        read_shards(tmp_path / kind, 1e5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
