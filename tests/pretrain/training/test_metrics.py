@@ -1,6 +1,7 @@
 """Claims about the running sums of metrics."""
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ from torch import Tensor
 
 from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
+from pretrain.engine.engine import Engine
+from pretrain.engine.optim import parameter_groups
+from pretrain.job.processes import start_processes
 from pretrain.method.electra import Electra, SamplerLoss, no_loss
 from pretrain.method.objective import Detected, Output
 from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.distribution import Dense
-from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, MetricTotals, describe, histograms, summary
+from pretrain.training.metrics import LOGIT, PERCENTILES, Bins, MetricTotals, describe, evaluate, histograms, summary
 from tests.pretrain.conftest import new_model
+from tests.pretrain.engine import engine_worker as worker
 
 CPU = torch.device("cpu")
 
@@ -109,13 +114,6 @@ def test_sums_of_parts_equal_the_sum_of_the_whole(batch: Batch, make_electra: Ca
         part = Batch(*(x[row : row + 1] if isinstance(x, torch.Tensor) else x for x in batch))
         parts.add(part, model(part), watched=False)
     assert torch.allclose(whole.sums, parts.sums, rtol=1e-5)
-
-
-def test_without_a_discriminator_only_the_generators_metrics_are_summed(batch: Batch) -> None:
-    model = new_model("mlm")
-    totals = MetricTotals(CPU)
-    totals.add(batch, model(batch), watched=False)
-    assert summary(totals.sums).keys() == {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy"}
 
 
 B, L, K = 64, 60, 9
@@ -216,6 +214,14 @@ def test_sums_of_parts_and_ranks_equal_the_sum_of_the_whole() -> None:
     assert torch.allclose(summed(*forwards), apart, rtol=1e-12)
 
 
+OF_GENERATOR = {"tokens", "generator_loss", "mlm_loss", "mlm_accuracy", "entropy", "max_probability"}
+OF_DISCRIMINATOR = {
+    *("sampler_loss", "discriminator_loss", "discriminator_entropy", "replaced_share", "replace_rate"),
+    *("accuracy_masked", "accuracy_unmasked", "accuracy_all", "precision", "recall", "auc_all", "auc_masked"),
+    *(f"ratio_p{percentile}" for percentile in PERCENTILES),
+}
+
+
 @pytest.mark.parametrize("name", ["electra", "hp_loss", "hp_loss_power", "hp_dist", "oracle", "mlm"])
 def test_each_objective_reports_the_quantities_it_has(
     name: str, batch: Batch, make_electra: Callable[..., Electra]
@@ -225,15 +231,26 @@ def test_each_objective_reports_the_quantities_it_has(
     for seed in range(9):  # often enough for both classes at the masked positions
         uniforms = torch.rand(3, 2, generator=torch.Generator().manual_seed(seed))
         totals.add(batch, model(batch._replace(uniforms_BK=uniforms), entropies=True), watched=True)
-    values = describe(totals.distributions)
+    values = summary(totals.sums) | describe(totals.distributions)
     both = {"p_G"} if name == "mlm" else {"p_G", "p_S"}
     assert values["entropy"].keys() == values["max_probability"].keys() == both
     assert all(sum(shares) == pytest.approx(1) for shares in values["max_probability"].values())
-    judged = {f"ratio_p{percentile}" for percentile in PERCENTILES} | {"auc_all", "auc_masked"}
     estimated = {"estimate_correlation"} if name.startswith("hp_loss") else set()
-    assert values.keys() == {"entropy", "max_probability"} | (judged if name != "mlm" else set()) | estimated
+    assert values.keys() == OF_GENERATOR | (OF_DISCRIMINATOR if name != "mlm" else set()) | estimated
     if name == "electra":
         assert values["entropy"]["p_S"] == pytest.approx(values["entropy"]["p_G"])
+
+
+@pytest.mark.parametrize(("name", "under_both"), [("hp_loss", True), ("electra", False), ("mlm", False)])
+def test_an_evaluation_reports_accuracy_under_both_distributions_where_a_sampler_replaces_p_G(
+    name: str, under_both: bool, batch: Batch
+) -> None:
+    model = new_model(name)
+    engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config("zero0_fp32", 1), start_processes())
+    values = evaluate(engine, [batch], progress=lambda said: None)
+    found = {(key, of) for key, value in values.items() if key.endswith("_under") for of in value}
+    due = product(("accuracy_masked_under", "accuracy_all_under"), ("p_G", "p_S"))
+    assert found == ({*due} if under_both else set())
 
 
 def test_a_constant_estimate_has_no_correlation(batch: Batch) -> None:
