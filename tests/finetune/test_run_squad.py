@@ -12,7 +12,7 @@ from finetune.running.records import RunRecord, read_records
 from finetune.squad.files import read_squad
 from finetune.squad.metrics import evaluate, evaluate_squad1
 from tests.conftest import REPOSITORY
-from tests.finetune.conftest import launch, run_queue
+from tests.finetune.conftest import run_queue
 
 SHORT = {"epochs": 1, "batch_size": 8, "max_question": 8, "deepspeed_config": REPOSITORY / "ds_configs/zero0_fp32.json"}
 
@@ -24,28 +24,14 @@ def run_here(model: Path, data_dir: Path, output: Path, /, **options: Any) -> li
     return read_records(output / "results.jsonl")
 
 
-@pytest.mark.long  # the quick suite has two ranks of the same queue in test_run_tagging.py
-def test_a_launch_runs_all_seeds_and_the_next_only_missing_ones(
-    stock_model: Path, squad_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = ("--model", stock_model, "--data_dir", squad_folder, "--output", tmp_path)
-    done = launch("run_squad.py", *paths, "--epochs", "1", "--batch_size", "8", "--max_question", "8", "--seeds", "1")
-    assert done.returncode == 0, done.stderr
-    records = run_here(stock_model, squad_folder, tmp_path, seeds=(1, 2))
-    assert "1 of 2 runs to do" in capsys.readouterr().out
-    assert [(record.run.seed, record.world_size) for record in records] == [(1, 2), (2, 1)]
-    assert {record.run.task for record in records} == {"SQuAD 2.0"}
-    assert records[0].last.keys() == {"dev", "dev_best_threshold"}
-    answers = tmp_path / "predictions" / records[0].run.folder_name() / "predictions.json"
-    assert set(json.loads(answers.read_text())) == {f"q{number}" for number in range(16)}
-
-
 def test_the_files_of_a_run_have_each_questions_answers_odds_and_scores(
     stock_model: Path, squad_folder: Path, tmp_path: Path
 ) -> None:
     (record,) = run_here(stock_model, squad_folder, tmp_path, seeds=(1,))
     folder = tmp_path / "predictions" / record.run.folder_name()
     assert len(json.loads((folder / "null_odds.json").read_text())) == 16
+    assert json.loads((folder / "predictions.json").read_text()).keys() == {f"q{number}" for number in range(16)}
+    assert record.run.task == "SQuAD 2.0" and record.last.keys() == {"dev", "dev_best_threshold"}
     examples = json.loads((folder / "examples.json").read_text())["dev"]
     assert sum(examples["exact"]) / 16 == pytest.approx(record.last["dev"]["exact"])
     assert sum(examples["f1"]) / 16 == pytest.approx(record.last["dev"]["f1"])
