@@ -1,8 +1,12 @@
 """Loads DeepSpeed configurations by short names such as zero2_fp32: shipped files, some with overrides."""
 
+from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from pretrain.engine.deepspeed_config import read
+from pretrain.engine.deepspeed_keys import DeepSpeedConfig, Section
 from tests.conftest import REPOSITORY
 
 ADDED = {
@@ -27,3 +31,12 @@ def values_of(name: str) -> dict[str, Any]:
     """A copy of the configuration, which may be changed or written to a file."""
     base, overrides = VARIANTS.get(name, (name, ()))
     return read(REPOSITORY / "ds_configs" / f"{base}.json", overrides).model_dump(exclude_none=True)
+
+
+def taken(schema: type[BaseModel] = DeepSpeedConfig, path: str = "") -> Iterator[str]:
+    """Paths of all keys in our own schema."""
+    for name, field in schema.model_fields.items():
+        yield path + name
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, Section):
+                yield from taken(part, f"{path}{name}.")

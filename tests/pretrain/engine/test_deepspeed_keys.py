@@ -7,17 +7,16 @@ the keys its reader asks for.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from pydantic import BaseModel
 
 from electra_sampler.foundation.config import ConfigError
 from pretrain.config import with_overrides
 from pretrain.engine.deepspeed_config import resolve
-from pretrain.engine.deepspeed_keys import REFUSED_KEYS, DeepSpeedConfig, Section
+from pretrain.engine.deepspeed_keys import REFUSED_KEYS
 from pretrain.presets import PRESETS
 from tests.conftest import REPOSITORY
+from tests.deepspeed_values import taken
 
 LISTING = """
 import copy, json, os, sys, typing
@@ -91,15 +90,6 @@ def said_of(key: str) -> str:
     except ConfigError as error:
         return "\n".join(error.problems)
     return ""
-
-
-def taken(schema: type[BaseModel] = DeepSpeedConfig, path: str = "") -> Iterator[str]:
-    """Paths of all keys in our own schema."""
-    for name, field in schema.model_fields.items():
-        yield path + name
-        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(part, type) and issubclass(part, Section):
-                yield from taken(part, f"{path}{name}.")
 
 
 def misspelled(key: str) -> set[str]:
