@@ -1,23 +1,28 @@
-"""The faults of ranks and numbers in docs/evidence/faults.md, each caused in a whole run.
+"""The faults of ranks, numbers and files in docs/evidence/faults.md, each caused in a whole run.
 
-`pytest -m long -rP tests/reliability` prints the seconds for the table. test_damage.py covers faults of files.
+`pytest -m long -rP tests/reliability` prints the seconds for the table.
 """
 
 import json
 import os
+import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
+from pretrain.engine.checkpoint import newest_valid
 from pretrain.runs.log import read_metrics
 from tests.conftest import REPOSITORY
+from tests.pretrain.conftest import fill, mounted
 from tests.pretrain.engine.checkpoints import sign
 from tests.pretrain.whole_runs import rank_of, read_complete, run_arguments, wait_for_step
 from tests.reliability.runs import (
+    EVERY,
+    STEPS,
     Heard,
     Launch,
     alone,
@@ -143,23 +148,6 @@ def test_a_rank_in_an_endless_loop_ends_the_job_in_time_and_its_line_is_shown(
     print(*[line for _, line in run.lines if "no progress" in line], sep="\n")
 
 
-def test_a_checkpoint_that_is_not_finite_is_refused_by_name_on_every_rank(
-    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    """It contains a NaN with valid checksums, as another program might have written it."""
-    folder = as_killed_after(40, whole, tmp_path / "run")
-    path = checkpoint_of(folder, 40) / "weights.safetensors"
-    weights = load_file(path)
-    name = next(iter(weights))
-    weights[name].view(-1)[0] = torch.nan
-    save_file(weights, path)
-    sign(path.parent)
-    before = path.read_bytes()
-    output = on_two_ranks(launch, shards_folder, folder).ended(2)
-    assert f"step-00000040 holds NaN or infinity in {name}, expected numbers; move it away" in output
-    assert path.read_bytes() == before and not checkpoint_of(folder, 60).exists()
-
-
 def test_a_run_that_diverges_ends_at_that_step_and_so_does_its_restart(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
@@ -221,3 +209,69 @@ def test_fp16_ends_at_the_minimum_of_its_loss_scale_with_step_and_samples(
     output = run.ended(1)
     assert "step 3: the gradient is not finite" in output and "loss scale 2.74878e+11 cannot fall further" in output
     assert (folder / "nonfinite-step-3.json").is_file()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A real mounted file system with room for three checkpoints and a run's other files."""
+    with mounted(tmp_path / "disk", "27m") as place:
+        yield place
+
+
+FEW = ("keep_checkpoints=2",)
+
+
+def test_a_run_continues_on_a_full_disk_and_catches_up(
+    disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
+) -> None:
+    folder = disk / "run"
+    run = alone(launch, shards_folder, folder, also=FEW)
+    wait_for_step(folder, 25)
+    os.kill(rank_of(folder, 0), signal.SIGSTOP)  # on a busy machine, it would end before its disk is full
+    filler = fill(disk)
+    os.kill(rank_of(folder, 0), signal.SIGCONT)
+    moment = time.monotonic()
+    records = run.wait_for("metrics.jsonl: No space left on device; training continues", moment)
+    missed = run.wait_for("no checkpoint could be written", moment)
+    assert newest_valid(folder / "checkpoints", say=pytest.fail) is not None
+    filler.unlink()
+    run.ended(0)
+    assert_nothing_was_lost(folder, whole_alone)
+    tell(records=records, checkpoint=missed)
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint_intact(
+    disk: Path, whole_alone: Path, shards_folder: Path, launch: Launch
+) -> None:
+    folder = disk / "run"
+    run = alone(launch, shards_folder, folder, also=FEW)
+    wait_for_step(folder, 25)
+    filler = fill(disk)
+    output = run.ended(1)
+    assert f"step {STEPS}: no checkpoint could be written in {folder}/checkpoints" in output
+    found = newest_valid(folder / "checkpoints", say=pytest.fail)
+    assert found is not None and found.step >= EVERY
+    filler.unlink()
+    alone(launch, shards_folder, folder, also=FEW).ended(0)
+    assert_nothing_was_lost(folder, whole_alone)
+
+
+def test_a_shard_truncated_during_a_run_ends_it_and_the_restored_shard_resumes_it(
+    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """Reading beyond the end of a mapped file kills the process; the restart finds the shard too short."""
+    shards, folder = shutil.copytree(shards_folder, tmp_path / "shards"), tmp_path / "run"
+    run = supervised(launch, shards, folder)
+    wait_for_step(folder, 30)
+    moment = time.monotonic()
+    for path in shards.glob("shard-*.bin"):
+        os.truncate(path, 0)
+    named = run.wait_for("supervise: rank ", moment)
+    output = run.ended(2)
+    assert "is damaged: shard-0000" in output
+    logs = "".join(path.read_text() for path in (folder / "logs").glob("rank-*.log"))
+    assert "Fatal Python error: Bus error" in logs
+    tell(named=named)
+    shutil.copytree(shards_folder, shards, dirs_exist_ok=True)
+    on_two_ranks(launch, shards, folder).ended(0)
+    assert_nothing_was_lost(folder, whole)

@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -68,19 +69,20 @@ def bare(variables: dict[str, str], memory: int | None = None) -> Callable[..., 
 
 
 @pytest.mark.parametrize("cpu", ["avx2", pytest.param("sse41", marks=pytest.mark.long)])
-def test_an_older_cpu_with_one_core_and_4_gb_trains_evaluates_exports_and_fine_tunes_in_fp32(
-    cpu: str, shards_folder: Path, tmp_path: Path
+def test_an_older_cpu_with_one_core_and_4_gb_and_without_deepspeed_trains_evaluates_exports_and_fine_tunes_in_fp32(
+    cpu: str, shards_folder: Path, tmp_path: Path, laptop: dict[str, str]
 ) -> None:
     (tmp_path / "CoLA").mkdir()
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / "CoLA" / name).write_text("made\t1\t\tA sentence.\nmade\t0\t*\tSentence a.\n" * 8)
     given = ("--preset", "tiny", "--data", shards_folder, "--output", tmp_path / "run", "--set", *STEPS)
     task = ("--task", "CoLA", "--data_dir", tmp_path, "--seeds", "1", "--epochs", "1", "--keep", "none")
-    said = bare(CPUS[cpu], memory=4 * GIB)(
+    said = bare(CPUS[cpu] | {"PYTHONPATH": laptop["PYTHONPATH"]}, memory=4 * GIB)(
         ("pretrain/run.py", *given),
         ("pretrain/evaluate.py", tmp_path / "run", "--sequences", "8"),
         ("pretrain/export.py", tmp_path / "run", tmp_path / "exported"),
         ("finetune/run_glue.py", "--model", tmp_path / "exported", *task, "--output", tmp_path / "scores"),
+        ("finetune/report.py", tmp_path / "scores"),
     )
     assert f"precision   fp32 (zero0_fp32): this CPU ({cpu}) multiplies fp32 faster than bf16\n" in said
     assert " on this core if nothing else runs\n" in said and "done: 2 steps" in said
@@ -111,3 +113,50 @@ def test_data_is_built_without_dev_shm(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "no semaphores (/dev/shm)" in done.stdout and (tmp_path / "raw" / "numpy.txt").stat().st_size > 10**5
+
+
+WORDS = ["a", "the", "cat", "dog", "mat", "tree", "sat", "ran", "under", "on", ".", "and", "it", "was", "red"]
+TEXT = "\n\n".join(f"The {one} sat on the {other}. It {ran} on." for one, other, ran in product(WORDS[:7], repeat=3))
+TINY = "--preset tiny --data shards --output run --set optim.steps=2 optim.warmup_steps=1 batch_size=4"
+
+Environment = dict[str, str]
+
+
+def run(command: str, folder: Path, laptop: Environment) -> subprocess.CompletedProcess[str]:
+    """Runs `python SCRIPT ...` as on such a machine."""
+    script, *arguments = command.split()
+    typed = [sys.executable, REPOSITORY / script, *arguments]
+    return subprocess.run(typed, cwd=folder, env=laptop, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Path:
+    """Shards built on such a machine."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
+    (folder / "text.txt").write_text(TEXT)
+    options = "--input text.txt --vocab vocab.txt --output shards --seq_length 16 --held_out 0.3"
+    done = run(f"data_prep/build_shards.py {options}", folder, laptop)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("package", ["deepspeed", "mpi4py", "megatron.core"])
+def test_such_a_machine_lacks_the_packages(package: str, laptop: Environment) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {package}"], env=laptop, capture_output=True, text=True)
+    assert f"No module named '{package.partition('.')[0]}'" in done.stderr
+
+
+def test_shards_are_verified_without_megatrons_reader(folder: Path, laptop: Environment) -> None:
+    done = run("data_prep/inspect_shards.py shards --verify", folder, laptop)
+    assert done.returncode == 0, done.stderr
+    assert "megatron-core is not installed" in done.stdout and "no problem found" in done.stdout
+
+
+def test_a_job_that_needs_deepspeed_says_what_to_do_in_one_line(folder: Path, laptop: Environment) -> None:
+    bf16 = TINY.replace("output run", "output bf16 --deepspeed_config zero1_bf16")
+    done = run(f"pretrain/run.py {bf16}", folder, laptop)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "No module named 'deepspeed'" in line
+    assert line.endswith("--deepspeed_config ds_configs/zero0_fp32.json, which does not need it")

@@ -1,6 +1,7 @@
 """Claims about checkpoints: each is complete or does not count, though processes are killed and disks fail."""
 
 import json
+import math
 import os
 import random
 import resource
@@ -190,6 +191,18 @@ def test_after_any_flipped_bit_the_previous_checkpoint_is_used(folder: Path, nam
         flipped[place // 8] ^= 1 << place % 8
         path.write_bytes(flipped)
         assert_the_previous_is_used(folder, name)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_weight_that_is_not_finite_is_refused_by_name_although_its_checksum_is_right(
+    folder: Path, value: float
+) -> None:
+    """As another program might have written it."""
+    state = state_of(30)
+    state.weights["b.bias"][1, 2] = value
+    checkpoint = save(folder, 30, state, {}, keep_last=1)
+    with pytest.raises(ConfigError, match=r"step-00000030 holds NaN or infinity in b\.bias, expected numbers; move it"):
+        load(checkpoint)
 
 
 def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None:
