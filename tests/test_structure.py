@@ -5,6 +5,7 @@ import re
 import sys
 from configparser import ConfigParser
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -180,6 +181,14 @@ def test_every_room_has_tests_and_every_folder_of_tests_a_room():
     tested = {path.parent.relative_to("tests").as_posix() for path in modules("tests") if path.name.startswith("test_")}
     rooms = {room for room in ROOMS if (REPOSITORY / room).is_dir()}
     assert rooms == {folder for folder in tested if folder.split("/")[0] in PACKAGES}
+
+
+def test_each_test_file_is_beside_its_module():
+    """The folders that mirror no package each have one rule, in their `__init__`."""
+    files = [file for file in modules("tests") if file.name.startswith("test_") and file.parts[1] in PACKAGES]
+    tested = {file: Path(*file.parts[1:-1], file.name.removeprefix("test_")) for file in files}
+    assert not [str(file) for file, module in tested.items() if not (REPOSITORY / module).is_file()]
+    assert not [str(module) for module in modules("tests") if any(".test_" in name for name in imported(module))]
 
 
 def test_no_module_shadows_the_standard_library():

@@ -1,0 +1,1 @@
+"""Claims about exports in other libraries' hands."""

@@ -1,0 +1,1 @@
+"""Claims about whole runs when processes, disks, files and users fail."""
