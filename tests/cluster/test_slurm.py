@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,27 +105,25 @@ def test_a_job_restarts_after_a_rank_is_killed(
     assert losses(folder) == losses(whole_longer)
 
 
+def kill_supervisor(slurm: Slurm, job: str) -> None:
+    (supervisor,) = slurm.hosts.processes("node1", "python pretrain/supervise.py")
+    os.kill(supervisor, signal.SIGKILL)
+
+
 @pytest.mark.long
-def test_a_job_whose_supervisor_is_killed_has_saved_its_progress(
-    slurm: Slurm, shards_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [(kill_supervisor, "FAILED"), (lambda slurm, job: slurm.run("scancel", job), "CANCELLED")],
+    ids=["its supervisor is killed", "canceled"],
+)
+def test_a_job_that_is_ended_from_outside_has_saved_its_progress(
+    end: Callable[[Slurm, str], object], state: str, slurm: Slurm, shards_folder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
     wait_for(lambda: len(losses(folder)) >= 2)
-    (supervisor,) = slurm.hosts.processes("node1", "python pretrain/supervise.py")
-    os.kill(supervisor, signal.SIGKILL)
-    wait_for_end(slurm, job, tmp_path, state="FAILED")
-    wait_for(lambda: not slurm.hosts.processes("node1", "pretrain/run.py"), 40)
-    assert saved_step(folder) == max(losses(folder))
-
-
-@pytest.mark.long
-def test_a_canceled_job_has_saved_its_progress(slurm: Slurm, shards_folder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
-    wait_for(lambda: len(losses(folder)) >= 2)
-    slurm.run("scancel", job)
-    wait_for_end(slurm, job, tmp_path, state="CANCELLED")
+    end(slurm, job)
+    wait_for_end(slurm, job, tmp_path, state=state)
     wait_for(lambda: not slurm.hosts.processes("node1", "pretrain/run.py"), 40)
     assert saved_step(folder) == max(losses(folder))
 

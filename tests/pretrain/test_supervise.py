@@ -1,9 +1,8 @@
-"""Claims about the supervisor, with small commands, and with a rank killed under the real launcher."""
+"""Claims about the supervisor, with small commands; tests/reliability/test_faults.py kills ranks under it."""
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from pretrain.planning.plan import make_plan
 from pretrain.runs.folder import write_run
 from pretrain.supervise import run_folder_of
 from tests.conftest import free_port
-from tests.pretrain.whole_runs import finished, losses, rank_of, run_arguments, wait_for_step
+from tests.pretrain.whole_runs import finished, run_arguments, wait_for_step
 
 Launch = Callable[..., subprocess.Popen[str]]
 
@@ -156,25 +155,3 @@ def test_a_command_that_is_not_a_run_is_refused(command: tuple[str, ...], said: 
 def test_the_run_folder_is_found_in_the_command(command: str) -> None:
     assert run_folder_of(command.split()) == Path("runs/base")
     assert run_folder_of([*command.split(), "--output", "there"]) == Path("there")
-
-
-@pytest.mark.long
-def test_a_rank_killed_under_the_real_launcher_loses_only_time(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finished(launch(2, *run_arguments(shards_folder, whole)))
-    deepspeed = Path(sys.executable).with_name("deepspeed")
-    command = [deepspeed, "--num_gpus=2", f"--master_port={free_port()}", *run_arguments(shards_folder, killed)]
-    process = supervise(launch, *command)
-    wait_for_step(killed, 13)
-    os.kill(rank_of(killed, 1), signal.SIGKILL)
-    output = finished(process)
-    assert "supervise: restart 1 of 2, from step-00000008" in output
-    killed_rank = f"supervise: rank 1 on {socket.gethostname()}: exited without a message (probably killed)"
-    assert f"{killed_rank}; its output is in {killed}/logs/rank-0001.log\n" in output
-    assert "supervise: rank 0" not in output
-    name = f"rank 1 on {socket.gethostname()}"
-    assert f"rank 0 on {socket.gethostname()} lost the connection to {name} (after step " in output
-    assert losses(killed) == losses(whole)
-    assert (killed / "logs" / "rank-0001.log").read_text().count("--- ") == 2

@@ -52,7 +52,9 @@ def test_a_killed_rank_is_named_and_its_run_restarted(
     restarted = run.wait_for("supervise: restart 1 of 1, from step-00000020", moment)
     detected = run.wait_for("supervise: the command ended", moment)
     output = run.ended(0)
-    assert output.count("supervise: rank ") == 1 and "exited without a message" in output
+    named_once = f"supervise: rank {rank} on {os.uname().nodename}: exited without a message (probably killed)"
+    assert output.count("supervise: rank ") == 1
+    assert f"{named_once}; its output is in {folder}/logs/rank-000{rank}.log\n" in output
     assert "lost the connection to rank" in output and "Traceback" not in output, "which is in the survivor's log"
     assert_nothing_was_lost(folder, whole)
     tell(detected=detected, named=named, restarted=restarted)
