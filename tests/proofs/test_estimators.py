@@ -1,4 +1,4 @@
-"""The paper's proposition and its limits, by brute force over small vocabularies in float64.
+"""The paper's proposition and its limits, and HP_Dist's optimum, by brute force over small vocabularies in float64.
 
 At one masked position, q draws x', and the estimate of E_{p_G}[L_D] is p_G(x')/q(x') L_D(x').
 """
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
+from pretrain.method.hardness_prediction import hp_dist_sampler_loss
 from pretrain.method.objective import Output
-from pretrain.model.distribution import hp_loss_weights
+from pretrain.model.distribution import Dense, hp_loss_weights
 from tests.pretrain.conftest import CLS, SEP, VOCABULARY
 
 SEEDS = (0, 1, 2)
@@ -144,3 +145,39 @@ def test_with_two_masks_the_bias_comes_only_from_the_other_masks_distribution(mo
         distance = shift.abs().sum() / (2 * VOCABULARY)  # total variation; each token is in VOCABULARY rows
         assert 0 < abs(bias) <= distance * spread
         assert math.isfinite(bias)
+
+
+EXACT = 1e-14
+
+
+def expected_gradient(
+    p_S: Tensor,
+    p_G: Tensor,
+    loss: Tensor,
+    *,
+    share: float = 0.0,
+    temperature: float = 1.0,
+) -> float:
+    """Largest component of the mean gradient over x' ~ q with respect to the logits of p_S."""
+    logits = p_S.log().requires_grad_()
+    log_p_S = logits.log_softmax(-1)
+    weights = Dense(log_p_S.detach().exp()).tempered(temperature).weights_XV
+    q = weights / weights.sum()
+    if share:
+        q = (1 - share) * q + share * p_G
+    L_S = hp_dist_sampler_loss(log_p_S, (p_G / q).log(), loss)
+    (q * L_S).sum().backward()
+    assert logits.grad is not None
+    return logits.grad.abs().max().item()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("proposal", [{}, {"share": 0.1}, {"temperature": 2.0}, {"share": 0.5, "temperature": 0.5}])
+def test_the_expected_gradient_vanishes_exactly_at_the_papers_optimum_for_any_proposal(
+    proposal: dict[str, float], seed: int
+) -> None:
+    p_G, loss = distribution_and_loss(seed)
+    optimum = normalized(p_G * loss)
+    assert expected_gradient(optimum, p_G, loss, **proposal) < EXACT
+    for elsewhere in (p_G, torch.full_like(p_G, 1 / 9), (0.9 * optimum + 0.1 * p_G)):
+        assert expected_gradient(elsewhere, p_G, loss, **proposal) > 1e-4

@@ -3,7 +3,6 @@
 `pytest -m long -rP tests/reliability` prints the seconds for the table.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -12,23 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.runs.log import read_metrics
-from tests.conftest import REPOSITORY
 from tests.pretrain.conftest import fill, mounted
-from tests.pretrain.engine.checkpoints import sign
-from tests.pretrain.whole_runs import rank_of, read_complete, run_arguments, wait_for_step
+from tests.pretrain.whole_runs import rank_of, read_complete, wait_for_step
 from tests.reliability.runs import (
     EVERY,
     STEPS,
-    Heard,
     Launch,
     alone,
-    as_killed_after,
     assert_nothing_was_lost,
-    checkpoint_of,
     on_two_ranks,
     supervised,
     tell,
@@ -150,37 +143,6 @@ def test_a_rank_in_an_endless_loop_ends_the_job_in_time_and_its_line_is_shown(
     print(*[line for _, line in run.lines if "no progress" in line], sep="\n")
 
 
-def test_a_run_that_diverges_ends_at_that_step_and_so_does_its_restart(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    folder = tmp_path / "run"
-    run = supervised(launch, shards_folder, folder, also=("optim.lr=1e30", "optim.warmup_steps=1"))
-    output = run.ended(1)
-    (samples,) = folder.glob("nonfinite-step-*.json")
-    step = json.loads(samples.read_text())["step"]
-    assert step > 1, "it did update before"
-    assert output.count(f"rank 0 on {os.uname().nodename} failed after") >= 1
-    assert f"step {step}: the gradient is not finite" in output
-    assert "supervise: gave up after 1 restart;" in output
-    assert not (folder / "checkpoints").exists()
-
-
-def test_a_loss_spike_is_reported_and_counted(
-    whole_alone: Path, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    """Caused by a checkpoint whose weights are multiplied by three."""
-    folder = as_killed_after(80, whole_alone, tmp_path / "run")
-    path = checkpoint_of(folder, 80) / "weights.safetensors"
-    save_file({name: 3 * tensor for name, tensor in load_file(path).items()}, path)
-    sign(path.parent)
-    output = alone(launch, shards_folder, folder).ended(0)
-    (warning,) = [line for line in output.splitlines() if "is a spike" in line and "step 81:" in line]
-    assert warning.startswith("WARNING: step 81: loss ") and "the last 64 steps had" in warning
-    spikes = [record["loss_spikes"] for record in read_metrics(folder, "train")]
-    assert spikes[79] == 0 and spikes[80] == 1
-    print(warning)
-
-
 def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
     """Rank 1 is suspended five sixths of the time, more than other work could hold rank 0 up."""
     folder = tmp_path / "run"
@@ -196,21 +158,6 @@ def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Pa
     held = [record for record in read_metrics(folder, "train") if first < record["step"] < last]
     assert sum(record["slowest_rank"] == 1 for record in held) > 0.6 * len(held)
     assert "slowest rank 1" in run.output
-
-
-def test_fp16_ends_at_the_minimum_of_its_loss_scale_with_step_and_samples(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    """Runs on a CPU that declares fp16; gradients multiplied by 2^40 do overflow."""
-    values = json.loads((REPOSITORY / "ds_configs" / "zero1_fp16.json").read_text())
-    values["fp16"] |= {"initial_scale_power": 40, "min_loss_scale": 2**38, "hysteresis": 1}
-    (tmp_path / "deepspeed.json").write_text(json.dumps(values))
-    folder = tmp_path / "run"
-    options = (*run_arguments(shards_folder, folder)[1:], "--deepspeed_config", tmp_path / "deepspeed.json")
-    run = Heard(launch(2, "bench/gpu/declared.py", *options))
-    output = run.ended(1)
-    assert "step 3: the gradient is not finite" in output and "loss scale 2.74878e+11 cannot fall further" in output
-    assert (folder / "nonfinite-step-3.json").is_file()
 
 
 @pytest.fixture

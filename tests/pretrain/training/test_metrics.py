@@ -276,12 +276,3 @@ def test_histograms_hold_every_counted_value_and_no_others() -> None:
 def test_values_beyond_the_bins_count_at_their_ends_and_nan_is_harmless() -> None:
     place = Bins(-1.0, 1.0, 4).place(torch.tensor([-torch.inf, -9.0, -0.6, 0.1, 1.0, torch.inf, torch.nan]))
     assert place.tolist() == [0, 0, 0, 2, 3, 3, 0]
-
-
-def test_counting_never_waits_for_the_device(batch: Batch, make_electra: Callable[..., Electra]) -> None:
-    """The meta device has no values, so operations that need one, such as `bincount` or boolean indexing, fail."""
-    meta = torch.device("meta")
-    model = make_electra(name="hp_loss").to(meta)
-    totals = MetricTotals(meta)
-    totals.add(batch.to(meta), model(batch.to(meta), entropies=True), watched=True)
-    assert totals.distributions.is_meta
