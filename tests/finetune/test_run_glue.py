@@ -195,21 +195,6 @@ def test_a_command_with_nothing_to_do_leaves_the_stop_file(
     assert (tmp_path / "stop").exists()
 
 
-@pytest.mark.long
-def test_a_run_whose_process_is_killed_is_resumed_by_another_command_at_once(
-    stock_model: Path, cola_folder: Path, tmp_path: Path
-) -> None:
-    arguments = (stock_model, cola_folder, tmp_path, "--epochs", "40", "--seeds", "1")
-    first = start(*arguments)
-    await_epoch(first, 2)
-    second = start(*arguments)
-    assert "1 run under way in other processes" in second.communicate(timeout=200)[0]
-    first.kill()
-    first.wait()
-    (record,) = run_here(stock_model, cola_folder, tmp_path, seeds=(1,), epochs=40, batch_size=8)
-    assert len(record.train_losses) == 40
-
-
 def test_sets_are_predicted_on_request_even_for_finished_runs(
     stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
