@@ -209,22 +209,6 @@ def test_a_finished_build_is_not_changed_by_a_rerun(options, built, capsys):
     assert stamps() == before
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("seq_length", 128), ("held_out", 0.2), ("seed", 5), ("one_segment", True)]
-)
-def test_another_configuration_in_the_same_folder_is_refused_by_name(options, built, name, value):
-    with pytest.raises(ConfigError, match=rf"{name}: the build in .* has .*, this one {value}"):
-        main(again(options, built, **{name: value}))
-
-
-def test_another_input_in_the_same_folder_is_refused_by_name(options, built, corpus, tmp_path):
-    shutil.copytree(corpus, tmp_path / "corpus")
-    with (tmp_path / "corpus" / "part-3.txt").open("a") as file:
-        file.write("More.")
-    with pytest.raises(ConfigError, match=r"part-3\.txt"):
-        main(again(options, built, input=(tmp_path / "corpus",)))
-
-
 def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_about_right(built):
     books = load_manifest(built).books
     assert books.documents.read == 96
@@ -561,35 +545,6 @@ def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(options
     assert "run the same command to resume" in errors
     assert main(again(options, tmp_path / "out")) == 0
     assert contents(tmp_path / "out") == contents(built)
-
-
-def test_an_input_file_that_disappears_is_named_and_a_rerun_resumes(options, built, tmp_path, monkeypatch):
-    shutil.copytree(options.input[0], tmp_path / "corpus")
-    last = tmp_path / "corpus" / "part-7.txt"
-
-    def build_and_lose(*arguments):
-        if last.exists():
-            last.rename(tmp_path / "elsewhere")
-        return build_shard(*arguments)
-
-    monkeypatch.setattr("data_prep.building.build_shard", build_and_lose)
-    case = again(options, tmp_path / "out", input=(tmp_path / "corpus",))
-    with pytest.raises(ConfigError, match=r"part-7\.txt cannot be opened"):
-        main(case)
-    monkeypatch.undo()
-    (tmp_path / "elsewhere").rename(last)
-    assert main(case) == 0
-    assert contents_of_shards(tmp_path / "out") == contents_of_shards(built)
-
-
-def test_thousands_of_small_files_share_shards(options, tmp_path):
-    (tmp_path / "in").mkdir()
-    for number in range(3000):
-        (tmp_path / "in" / f"{number:04d}.txt").write_text(f"Kalo mi ne {'ru ' * (number % 9)}so.")
-    assert main(again(options, tmp_path / "out", input=(tmp_path / "in",), documents="file", shard_mb=1.0)) == 0
-    manifest = load_manifest(tmp_path / "out")
-    assert len(manifest.shards) == 1
-    assert manifest.books.documents.read == manifest.input_files == 3000
 
 
 @pytest.fixture(scope="module")
