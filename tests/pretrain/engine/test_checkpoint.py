@@ -23,6 +23,7 @@ from pretrain.engine.checkpoint import (
     load_weights,
     marker_of,
     newest_valid,
+    require_fit,
     save,
 )
 from tests.pretrain.conftest import mounted
@@ -203,6 +204,20 @@ def test_a_weight_that_is_not_finite_is_refused_by_name_although_its_checksum_is
     checkpoint = save(folder, 30, state, {}, keep_last=1)
     with pytest.raises(ConfigError, match=r"step-00000030 holds NaN or infinity in b\.bias, expected numbers; move it"):
         load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ({"a": (2,)}, r"1 parameter, first b: saved None, expected \(3,\)"),
+        ({"a": (2,), "b": (3,), "c": (1,)}, r"1 parameter, first c: saved \(1,\), expected None"),
+        ({"a": (1,), "b": (4,)}, r"2 parameters, first a: saved \(1,\), expected \(2,\)"),
+    ],
+    ids=["missing", "new", "of another shape"],
+)
+def test_saved_weights_that_do_not_fit_a_model_are_named(saved: dict[str, tuple[int, ...]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        require_fit({name: torch.zeros(shape) for name, shape in saved.items()}, {"a": (2,), "b": (3,)})
 
 
 def test_a_checkpoint_under_another_steps_name_is_not_used(folder: Path) -> None:
