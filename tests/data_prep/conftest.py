@@ -114,11 +114,9 @@ def processes_below(parent: int) -> list[int]:
     return [process for child in children for process in (*processes_below(child), child)]
 
 
-def kill_build(
-    options: BuildOptions, is_time: Callable[[], bool], *more: object, launcher: Sequence[str] = (sys.executable,)
-) -> None:
+def kill_build(options: BuildOptions, is_time: Callable[[], bool], launcher: Sequence[str] = (sys.executable,)) -> None:
     """Starts a build and kills all its processes as soon as it is time, which must be before its end."""
-    command = [*launcher, *command_of(options), *map(str, more)]
+    command = [*launcher, *command_of(options)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not is_time():
         assert process.poll() is None
@@ -183,7 +181,7 @@ def peak_of_reading(path):
     return end, int(peak) / 1024
 
 
-def write_byte_level_bpe(folder, *added, **flags):
+def write_byte_level_bpe(folder: Path, *added: str, **flags: bool) -> Path:
     """A BPE as ModernBERT's: without a space before a text's first word, with added tokens."""
     made = Tokenizer(models.BPE())
     made.normalizer, made.decoder = normalizers.NFC(), decoders.ByteLevel()
@@ -204,11 +202,11 @@ def write_byte_level_bpe(folder, *added, **flags):
     return folder
 
 
-def many_documents(count=200, size=300):
+def many_documents(count: int = 200, size: int = 300) -> list[str]:
     return [f"Document {number}. " + "word " * (size // 5) + f"\nEnd of {number}." for number in range(count)]
 
 
-def words(count, size):
+def words(count: int, size: int) -> list[str]:
     """Documents of about `size` bytes that hardly compress."""
     draw = random.Random(0)
     return [" ".join(f"{draw.randrange(1 << 20):x}" for _ in range(1 + size // 6)) for _ in range(count)]

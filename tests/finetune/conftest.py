@@ -275,17 +275,20 @@ def untrained_run(folder: Path, shards: Path, preset: str, objective: str, *over
     return folder
 
 
-def entry(good="word1 good", bad="word1 bad", field="syntax", term="binding", paradigm="p"):
+def entry(
+    good: str = "word1 good", bad: str = "word1 bad", field: str = "syntax", term: str = "binding", paradigm: str = "p"
+) -> dict[str, str]:
+    """A pair of BLiMP."""
     return {"sentence_good": good, "sentence_bad": bad, "field": field, "linguistics_term": term, "UID": paradigm}
 
 
-def write_pairs(folder, *entries):
+def write_pairs(folder: Path, *entries: dict[str, str]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "p.jsonl").write_text("\n".join(json.dumps(e) for e in entries) + "\n")
     return folder
 
 
-# 27 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.
+# 26 batches per epoch, the last with 3 examples, so that all sizes are uneven as in a real run.
 SETTINGS = GlueConfig(
     learning_rate=3e-3,
     epochs=2,
@@ -299,6 +302,7 @@ SETTINGS = GlueConfig(
 
 
 M = 0.15
+"""Share of the tokens that are masked."""
 
 
 def sampler(log_p_V: Tensor, z_V: Tensor, sampling: Sampling, original: int) -> Tensor:

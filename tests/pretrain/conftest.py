@@ -44,6 +44,19 @@ SMALL_MODEL = ElectraModelConfig(
     attention_dropout=0.0,
     initializer_range=0.3,  # large, so that distributions and losses differ between positions
 )
+MODERN = ModernModelConfig(
+    layers=3,
+    hidden_size=16,
+    heads=2,
+    intermediate_size=32,
+    embedding_size=16,
+    generator_hidden_size=8,
+    max_positions=16,
+    window=4,
+    global_theta=20_000.0,
+    dropout=0.0,
+    initializer_range=0.3,
+)
 
 
 PLAIN_OPS = {name: form for name, form in vars(ops).items() if isfunction(form)}
@@ -165,18 +178,3 @@ def launch() -> Callable[..., subprocess.Popen[str] | Warm]:
 
 def options(shards: Path, output: Path, **changes: object) -> RunOptions:
     return RunOptions.from_values({"preset": "tiny", "data": (shards,), "output": output, **changes})
-
-
-MODERN = ModernModelConfig(
-    layers=3,
-    hidden_size=16,
-    heads=2,
-    intermediate_size=32,
-    embedding_size=16,
-    generator_hidden_size=8,
-    max_positions=16,
-    window=4,
-    global_theta=20_000.0,
-    dropout=0.0,
-    initializer_range=0.3,
-)
