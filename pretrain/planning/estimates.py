@@ -49,9 +49,9 @@ LAUNCH = 45e-6
 without CUDA graphs fits them (docs/evidence/gpu.md)."""
 LAUNCHES_OF_LAYER, LAUNCHES_OF_REPLAY, LAUNCHES_OF_METRICS = 88, 89, 50
 """Operations of a micro-batch for each layer, of a replayed micro-batch, and of a step's metrics and copies."""
-HOOK, UPDATE, GATHER = 22e-6, 20e-6, 90e-6
-"""Seconds of the host per parameter tensor of the layers: DeepSpeed's hooks, beside the backward; its update; and, with
-several ranks, a copy into a bucket after the backward (estimated: no several GPUs have been seen)."""
+HOOK, UPDATE = 22e-6, 20e-6
+"""Seconds of the host per parameter tensor of the layers: DeepSpeed's hooks, beside the backward, and its update. They
+were measured before gradients were flat; now less is expected (docs/evidence/gpu.md)."""
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Measured factors on a GPU: time of a step, with embeddings and update, over that of its layers; time of heads,
 sampling and losses over that of their matrix products (docs/evidence/gpu.md)."""
@@ -295,12 +295,11 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
     return whole * sizes.flops / sizes._replace(run=run).flops
 
 
-def step_seconds(
-    sizes: Sizes, machine: Machine, tokens: float, processes: int, micro_batches: int = 1, graphs: bool = True
-) -> float:
+def step_seconds(sizes: Sizes, machine: Machine, tokens: float, micro_batches: int = 1, graphs: bool = True) -> float:
     """Returns the seconds of a training step of all processes, in which they compute `tokens` tokens.
 
-    A GPU computes while its host launches; then it waits for the update, and with several ranks for the gradients.
+    A GPU computes while its host launches; then it waits for the update. Communication is not counted: at ZeRO stage 1
+    the flat gradient of each group takes one reduce-scatter and one all-gather.
     """
     computing = sizes.flops * tokens / machine.flops
     if machine.capability == (0, 0):
@@ -310,7 +309,7 @@ def step_seconds(
     tensors = sum(1 for stack in stacks for _ in stack.parameters())
     operations = LAUNCHES_OF_REPLAY if graphs else LAUNCHES_OF_LAYER * sum(len(stack.layer) for stack in stacks)
     launching = micro_batches * (LAUNCH * operations + HOOK * tensors)
-    after = LAUNCH * LAUNCHES_OF_METRICS + (UPDATE + (GATHER if processes > 1 else 0)) * tensors
+    after = LAUNCH * LAUNCHES_OF_METRICS + UPDATE * tensors
     return max(computing, launching) + after
 
 
@@ -369,5 +368,5 @@ def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str
         machines = [found for _, found in pool.run(this_machine, [sizes] * ranks, precision, processes)]
     machine = min(machines, key=lambda found: found.flops)
     tokens = sizes.run.batch_size * (sizes.length if machine.capability > (0, 0) else mean_length)
-    seconds = sizes.run.optim.steps * step_seconds(sizes, machine, tokens, processes, graphs=precision == "bf16")
+    seconds = sizes.run.optim.steps * step_seconds(sizes, machine, tokens, graphs=precision == "bf16")
     return f"{machine.name} in {precision}", seconds
