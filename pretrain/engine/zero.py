@@ -29,8 +29,6 @@ import deepspeed.utils as sharded
 
 from pretrain.engine.deepspeed_patches import patch_modules, patch_optimizer
 
-deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS.append(MuonAndAdamW)  # else it warns at every start
-
 Groups = Sequence[Mapping[str, Any]]
 """The optimizer's parameter groups."""
 SCALE_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -51,8 +49,6 @@ class DeepSpeed(Backend):
         self.module = self.engine.module
         scaler = getattr(self.engine.optimizer, "loss_scaler", None)
         self._scaler = scaler if getattr(scaler, "dynamic", False) else None
-        if self._scaler:
-            self._scaler.raise_error_at_min_scale = False  # its exception names no step; see `StepResult.fatal`
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.engine(*args, **kwargs)
