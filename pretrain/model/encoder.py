@@ -82,12 +82,12 @@ class ResidualOutput(nn.Module):
     def __init__(self, in_features: int, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = ops.Linear(in_features, config.hidden_size)
-        self.LayerNorm = ops.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = ops.ResidualLayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
         _, normal_TH = self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
-        return cast(Tensor, normal_TH)
+        return normal_TH
 
 
 class TokenEmbeddings(nn.Module):

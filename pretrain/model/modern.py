@@ -150,7 +150,7 @@ class ModernLayer(nn.Module):
         self.attn_norm = norm(config) if number else nn.Identity()
         self.attn = nn.ModuleDict({"Wqkv": matrix(H, 3 * H, config.initializer_range), "Wo": matrix(H, H, out)})
         self.dropout = config.hidden_dropout_prob
-        self.mlp_norm = norm(config)
+        self.mlp_norm = ops.ResidualLayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=False)
         self.mlp = nn.ModuleDict({"Wi": matrix(H, 2 * F, config.initializer_range), "Wo": matrix(F, H, out)})
 
     def forward(self, hidden_TH: Tensor, packing: TokenPacking, bias: ops.Bias, rotation_2LD: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ B batch, N heads, L length, D head size, T tokens.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -139,13 +139,19 @@ class Dropout(nn.Dropout):
 
 
 class LayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` over the last dimension, with a weight, that calls `layer_norm` or `norm_residual`."""
+    """`nn.LayerNorm` over the last dimension, with a weight, that calls `layer_norm`."""
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, p: float = 0.0) -> Any:
-        """Normalizes the input; given `residual`, returns residual + dropout(input, p), and that normalized."""
-        if residual is None:
-            return layer_norm(input, self.weight, self.bias, self.eps)
-        return norm_residual(input, residual, p if self.training else 0.0, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input, self.weight, self.bias, self.eps)
+
+
+class ResidualLayerNorm(nn.LayerNorm):
+    """The parameters of a LayerNorm, used to call `norm_residual`."""
+
+    def forward(  # type: ignore[override]
+        self, values_XH: Tensor, residual_XH: Tensor, p: float
+    ) -> tuple[Tensor, Tensor]:
+        return norm_residual(values_XH, residual_XH, p if self.training else 0.0, self.weight, self.bias, self.eps)
 
 
 class Linear(nn.Linear):

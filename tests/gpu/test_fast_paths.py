@@ -169,7 +169,7 @@ def test_forward_and_backward_draw_the_same_dropout(where: Setting, dtype: torch
     output = ops.attention_bias(visible_BL, None, where.length, 64, dtype).attend(query, key, value, 0.5)
     (gradient,) = torch.autograd.grad(output, value, output.detach())
     square = output.double().square().sum()
-    layer = ops.LayerNorm(256, device=where.device, dtype=dtype).train()
+    layer = ops.ResidualLayerNorm(256, device=where.device, dtype=dtype).train()
     values, residual = torch.randn(2, 500, 256, **on).unbind()
     _, normal = layer(values.requires_grad_(), residual, 0.5)
     (slope,) = torch.autograd.grad(normal, values, torch.randn_like(normal))
