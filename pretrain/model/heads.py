@@ -1,9 +1,8 @@
 """The heads on top of the encoders; parameter names follow Hugging Face's ELECTRA where it has the same head.
 
-Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary.
+Shape letters: X any leading dimensions, H hidden size, E embedding size, V vocabulary, Y either V or X.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,39 +31,28 @@ class VocabularyTransform(nn.Module):
 
 
 class VocabularyScores(nn.Module):
-    """Scores e(x)·h, by default plus a bias per token, with the shared word embeddings as matrix; fp32 even in half
-    precision.
-    """
+    """Scores e(x)·h, by default plus a bias per token, where e(x) are word embeddings; fp32 even in half precision."""
 
     def __init__(self, config: EncoderSizes, bias: bool = True) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if bias else None
 
-    def forward(
-        self, projected_XE: Tensor, embeddings: TiedEmbedding, ids_X: Tensor | None = None, frozen: bool = False
-    ) -> Tensor:
-        """Returns the scores of every token, [X, V], or only of the given tokens, [X], which makes the gradient cheap.
-
-        With `frozen`, no gradient reaches the embeddings.
+    def forward(self, projected_XE: Tensor, embedding_YE: Tensor, ids_X: Tensor | None = None) -> Tensor:
+        """Returns the scores of every token, [X, V], from the whole table of embeddings, or of one token per row, [X],
+        from its id and embedding, which makes the gradient cheap.
         """
         bias_V = None if self.bias is None else full_precision(self.bias)
-        if ids_X is None:
-            fused = bias_V is None or bias_V.dtype == projected_XE.dtype
-            use = partial(all_scores, bias_V=bias_V if fused else None)
-            scores_XV = full_precision(embeddings(projected_XE, use, frozen))
-            return scores_XV if bias_V is None or fused else scores_XV.add_(bias_V)  # the bias stays in fp32
-        scores_X = (full_precision(embeddings(ids_X, frozen=frozen)) * full_precision(projected_XE)).sum(-1)
-        return scores_X if bias_V is None else scores_X + bias_V[ids_X]
-
-
-def all_scores(projected_XE: Tensor, table_VE: Tensor, bias_V: Tensor | None) -> Tensor:
-    """Returns e(x)·h + b of every token, [X, V]; in fp16 by a product with a multiple of 8 rows, which a V100's tensor
-    cores need.
-    """
-    if table_VE.dtype != torch.float16 or bias_V is not None:
-        return ops.linear(projected_XE, table_VE, bias_V)
-    padded = nn.functional.pad(table_VE, (0, 0, 0, -len(table_VE) % 8))
-    return ops.linear(projected_XE, padded)[..., : len(table_VE)]
+        if ids_X is not None:
+            scores_X = (full_precision(embedding_YE) * full_precision(projected_XE)).sum(-1)
+            return scores_X if bias_V is None else scores_X + bias_V[ids_X]
+        if bias_V is not None and bias_V.dtype == projected_XE.dtype:
+            return ops.linear(projected_XE, embedding_YE, bias_V)
+        if embedding_YE.dtype == torch.float16:  # a V100's tensor cores need a multiple of 8 rows
+            padded_YE = nn.functional.pad(embedding_YE, (0, 0, 0, -len(embedding_YE) % 8))
+            scores_XV = full_precision(ops.linear(projected_XE, padded_YE)[..., : len(embedding_YE)])
+        else:
+            scores_XV = full_precision(ops.linear(projected_XE, embedding_YE))
+        return scores_XV if bias_V is None else scores_XV.add_(bias_V)  # the bias stays in fp32
 
 
 class HeadScores(NamedTuple):
@@ -82,11 +70,11 @@ class HeadScores(NamedTuple):
 
     def all(self) -> Tensor:
         """Returns the scores of every token, [X, V]."""
-        return self.head(self.hidden_XE, self.embeddings, frozen=self.frozen)
+        return self.embeddings(self.hidden_XE, self.head, self.frozen)
 
     def of(self, ids_X: Tensor) -> Tensor:
         """Returns the scores of one token per row, [X]."""
-        return self.head(self.hidden_XE, self.embeddings, ids_X, self.frozen)
+        return self.head(self.hidden_XE, self.embeddings(ids_X, frozen=self.frozen), ids_X)
 
     def softmax(self) -> Distribution:
         """Returns the softmax of all scores, in the form that this machine computes fastest."""

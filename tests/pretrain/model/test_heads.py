@@ -12,7 +12,7 @@ from transformers.models.electra.modeling_electra import (
 )
 
 from pretrain.model.encoder import TiedEmbedding
-from pretrain.model.heads import DiscriminatorHead, VocabularyScores, VocabularyTransform
+from pretrain.model.heads import DiscriminatorHead, HeadScores, VocabularyScores, VocabularyTransform
 from pretrain.model.sizes import EncoderConfig
 
 SIZES = {
@@ -54,10 +54,10 @@ class Products(TorchDispatchMode):
 def test_in_fp16_all_products_with_the_vocabulary_have_sizes_of_a_multiple_of_8() -> None:
     scores, embeddings = VocabularyScores(CONFIG), TiedEmbedding(11, 8)
     projected_XE = torch.randn(16, 8, requires_grad=True)
-    expected_XV = scores(projected_XE, embeddings)
+    expected_XV = HeadScores(projected_XE, scores, embeddings).all()
     expected = torch.autograd.grad(expected_XV.square().sum(), (projected_XE, embeddings.weight))
     with Products() as products:
-        scores_XV = scores(projected_XE.half(), embeddings.half())
+        scores_XV = HeadScores(projected_XE.half(), scores, embeddings.half()).all()
         scores_XV.square().sum().backward()
     assert len(products.sizes) == 12 and not [size for size in products.sizes if size % 8]
     found = (scores_XV, projected_XE.grad, embeddings.weight.grad)
@@ -72,8 +72,9 @@ def test_scores_of_chosen_tokens_and_their_gradient_are_those_of_the_full_scores
         torch.nn.init.normal_(parameter)
     projected = torch.randn(2, 3, 6, requires_grad=True)
     ids = torch.tensor([[0, 10, 4], [3, 3, 7]])
-    chosen = scores(projected, embeddings, ids)
-    full = scores(projected, embeddings).gather(-1, ids[..., None]).squeeze(-1)
+    on_demand = HeadScores(projected, scores, embeddings)
+    chosen = on_demand.of(ids)
+    full = on_demand.all().gather(-1, ids[..., None]).squeeze(-1)
     assert torch.allclose(chosen, full, atol=1e-6)
     parameters = (projected, embeddings.weight, *scores.parameters())
     for a, b in zip(
@@ -88,5 +89,5 @@ def test_scores_and_logits_are_fp32_in_a_bf16_model() -> None:
     embeddings = TiedEmbedding(11, 6).bfloat16()
     for bias in (True, False):
         scores = VocabularyScores(CONFIG, bias).bfloat16()
-        assert scores(torch.randn(2, 6).bfloat16(), embeddings).dtype == torch.float32
+        assert HeadScores(torch.randn(2, 6).bfloat16(), scores, embeddings).all().dtype == torch.float32
     assert DiscriminatorHead(CONFIG).bfloat16()(torch.randn(2, 8).bfloat16()).dtype == torch.float32
