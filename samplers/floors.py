@@ -16,7 +16,6 @@ from electra_sampler.foundation.config import ConfigError
 from pretrain.data.batches import Batch
 from pretrain.data.shards import Shards
 from pretrain.method.electra import Detection, DetectionConfig, Electra
-from pretrain.method.objective import Text
 from pretrain.method.sampling import Prediction, predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import Dense
@@ -33,10 +32,7 @@ class Floor(Detection):
 
     exports = {".": Electra.exports["."]}
 
-    def __init__(
-        self, model: ModelConfig, objective: DetectionConfig, vocab_size: int, special_mask_id: int, text: Text = None
-    ) -> None:
-        super().__init__(model, objective, vocab_size, special_mask_id, text)
+    def build(self, model: ModelConfig, vocab_size: int) -> None:
         (config,) = self.encoders(model, vocab_size)
         self.discriminator = model.parts.encoder(config)
         self.discriminator_predictions = model.parts.detector(config)

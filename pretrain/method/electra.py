@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretrain.data.batches import Batch
 from pretrain.method.losses import discriminator_loss
-from pretrain.method.objective import Cost, Detected, Objective, ObjectiveConfig, Output, PredictionConfig, Text
+from pretrain.method.objective import Cost, Detected, Objective, ObjectiveConfig, Output, PredictionConfig
 from pretrain.method.sampling import AtPositions, Draw, Prediction, draw_from, importance_weights, predict, replace
 from pretrain.model.config import ModelConfig
 from pretrain.model.encoder import Encoder
@@ -134,10 +134,7 @@ class Electra(Detection):
     }
     objective: ReplacementConfig
 
-    def __init__(
-        self, model: ModelConfig, objective: ReplacementConfig, vocab_size: int, special_mask_id: int, text: Text = None
-    ) -> None:
-        super().__init__(model, objective, vocab_size, special_mask_id, text)
+    def build(self, model: ModelConfig, vocab_size: int) -> None:
         generator, discriminator = self.encoders(model, vocab_size)
         embeddings = model.parts.embeddings(discriminator)
         self.generator = model.parts.encoder(generator, embeddings)

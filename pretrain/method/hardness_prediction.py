@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import ReplacementConfig, Sampler, SamplerLoss
-from pretrain.method.objective import Cost, Text
+from pretrain.method.objective import Cost
 from pretrain.method.sampling import Draw, Prediction, draw_from
 from pretrain.model.config import ModelConfig
 from pretrain.model.distribution import LEAST_LOSS
@@ -48,15 +48,8 @@ class SamplingHead(Sampler):
 
     objective: SamplingHeadConfig
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        objective: SamplingHeadConfig,
-        vocab_size: int,
-        special_mask_id: int,
-        text: Text = None,
-    ) -> None:
-        super().__init__(model, objective, vocab_size, special_mask_id, text)
+    def build(self, model: ModelConfig, vocab_size: int) -> None:
+        super().build(model, vocab_size)
         self.sampler_transform = model.parts.transform(self.generator.config)
         self.sampler_scores = VocabularyScores(self.generator.config, self.objective.sampling_bias)
         self.start()

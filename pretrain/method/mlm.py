@@ -7,7 +7,7 @@ from typing import Literal
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import masked_states
-from pretrain.method.objective import Objective, Output, PredictionConfig, Text
+from pretrain.method.objective import Objective, Output, PredictionConfig
 from pretrain.method.sampling import predict
 from pretrain.model.config import ModelConfig
 from pretrain.model.heads import HeadScores, VocabularyScores
@@ -25,10 +25,7 @@ class MaskedLM(Objective):
 
     objective: Config
 
-    def __init__(
-        self, model: ModelConfig, objective: Config, vocab_size: int, special_mask_id: int, text: Text = None
-    ) -> None:
-        super().__init__(model, objective, vocab_size, special_mask_id, text)
+    def build(self, model: ModelConfig, vocab_size: int) -> None:
         (config,) = self.encoders(model, vocab_size)
         self.electra = model.parts.encoder(config)
         self.generator_predictions = model.parts.transform(config)

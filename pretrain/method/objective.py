@@ -109,10 +109,7 @@ Text = Callable[[], Shards] | None
 
 
 class Objective(nn.Module, ABC):
-    """A model together with its loss; `objective` holds its settings, `special_mask_id` is the id of [MASK].
-
-    Subclasses draw initial weights in their constructor, so the order of construction determines the weights of a seed.
-    """
+    """A model together with its loss; `objective` holds its settings, `special_mask_id` is the id of [MASK]."""
 
     Config: ClassVar[type[ObjectiveConfig]]
     title: ClassVar[str]
@@ -125,6 +122,11 @@ class Objective(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.objective, self.special_mask_id, self.text = objective, special_mask_id, text
+        self.build(model, vocab_size)
+
+    @abstractmethod
+    def build(self, model: ModelConfig, vocab_size: int) -> None:
+        """Makes the modules, which draw their initial weights: their order determines the weights of a seed."""
 
     @abstractmethod
     def forward(self, batch: Batch, entropies: bool = False) -> Output:

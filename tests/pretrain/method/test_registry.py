@@ -166,7 +166,7 @@ WITHOUT_CONFIG = """
 from pretrain.method.objective import Objective
 
 class A(Objective):
-    forward = encoders = None
+    build = forward = encoders = None
 """
 
 
