@@ -42,8 +42,9 @@ for preset, (objective, sharing) in product(PRESETS, ways):
     run = with_overrides(with_objective(PRESETS[preset], objective), changes)
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place) / "run", Path(place) / "out"
-        write_run(folder, describe(run, shards), {})
-        model = build_model(describe(run, shards))
+        description = describe(run, shards, (), (), False, "fp32", "unknown")
+        write_run(folder, description, {})
+        model = build_model(description)
         torch.manual_seed(0)
         weights = {name: torch.nn.init.normal_(weight.detach()) for name, weight in model.named_parameters()}
         save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)

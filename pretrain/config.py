@@ -94,6 +94,21 @@ class RunConfig(StrictConfig):
                 f" use --set model.max_positions={length}"
             )
 
+    def optimizer_misfits(self, before: "RunConfig") -> Iterator[str]:
+        """Yields a problem if the optimizer's state of the run `before`, in --init_from, does not apply to this run."""
+        if "gdes" in (self.model.embedding_sharing, before.model.embedding_sharing):
+            yield (
+                "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or"
+                " nes in both: with gdes, embeddings are sums, and the moments of a sum do not apply to its parts;"
+                " leave --keep_optimizer out"
+            )
+        if before.optim.muon and not self.optim.muon:
+            yield (
+                "keep_optimizer: got optim.muon true in the run of --init_from and false here, expected it in both:"
+                " Muon keeps no second moment of the layers' matrices, by which AdamW would divide; add --set"
+                " optim.muon=true, or leave --keep_optimizer out"
+            )
+
     @field_validator("model", mode="before")
     @classmethod
     def _is_of_its_kind(cls, model: Any) -> Any:

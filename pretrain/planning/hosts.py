@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from electra_sampler.foundation.config import ConfigError, counted, explained, refuse, shown
 from electra_sampler.foundation.files import ROOT, file_sha256, read_file
@@ -38,6 +40,20 @@ ANSWER_SECONDS = 60
 
 Slots = dict[str, int]
 """Number of processes on each host, in rank order."""
+
+
+class Target(NamedTuple):
+    """The processes that a plan is for."""
+
+    processes: int
+    gpu: str | None
+    """The GPU that a dry run assumes, by its name in `estimates.GPUS`; `None` for this machine."""
+    slots: Slots | None
+    """Slots of each host in the hostfile that a dry run checks."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.gpu is not None or torch.cuda.is_available()
 
 
 def read_hostfile(path: Path) -> Slots:

@@ -28,25 +28,11 @@ from pretrain.huggingface.init_from import Donors, misfits, with_sizes_of
 from pretrain.job.launcher import number_of
 from pretrain.job.processes import World
 from pretrain.planning.estimates import GPUS, Machine, Sizes, step_seconds, this_machine, too_large
-from pretrain.planning.hosts import Slots, read_hostfile
+from pretrain.planning.hosts import Target, read_hostfile
 from pretrain.planning.options import RunOptions
 from pretrain.presets import preset, with_objective, with_row
 from pretrain.runs.folder import RunDescription, describe, differences, find_run, read_run
 from pretrain.runs.models import find_donors, is_run
-
-
-class Target(NamedTuple):
-    """The processes that a plan is for."""
-
-    processes: int
-    gpu: str | None
-    """The GPU that a dry run assumes, by its name in `estimates.GPUS`; `None` for this machine."""
-    slots: Slots | None
-    """Slots of each host in the hostfile that a dry run checks."""
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.gpu is not None or torch.cuda.is_available()
 
 
 class Placement(NamedTuple):
@@ -257,22 +243,6 @@ class Given:
         return [*found]
 
 
-def unfit_optimizer(run: RunConfig, before: RunConfig) -> Iterator[str]:
-    """Yields a problem if the optimizer's state of the run `before`, in --init_from, does not apply to this run."""
-    if "gdes" in (run.model.embedding_sharing, before.model.embedding_sharing):
-        yield (
-            "keep_optimizer: got model.embedding_sharing gdes here or in the run of --init_from, expected es or"
-            " nes in both: with gdes, embeddings are sums, and the moments of a sum do not apply to its parts;"
-            " leave --keep_optimizer out"
-        )
-    if before.optim.muon and not run.optim.muon:
-        yield (
-            "keep_optimizer: got optim.muon true in the run of --init_from and false here, expected it in both:"
-            " Muon keeps no second moment of the layers' matrices, by which AdamW would divide; add --set"
-            " optim.muon=true, or leave --keep_optimizer out"
-        )
-
-
 def unfit(given: Given) -> Iterator[Iterable[str]]:
     """Yields the checks of parts that can all be read, each by the owner of what it checks; any order will do."""
     options, run, shards, deepspeed = given.options, given.run, given.shards, given.deepspeed
@@ -281,7 +251,7 @@ def unfit(given: Given) -> Iterator[Iterable[str]]:
     if given.donors:
         yield misfits(given.donors, run, shards.manifest.vocab_size, shards.folders[0] / "tokenizer")
     if options.keep_optimizer:
-        yield unfit_optimizer(run, read_run(Path(options.init_from[0])).run)
+        yield run.optimizer_misfits(read_run(Path(options.init_from[0])).run)
     if options.graphs == "on":
         yield (f"graphs: got on {reason}; leave it out" for reason in unreplayable(deepspeed, given.target.on_gpu))
     sizes = Sizes(run, shards.manifest.vocab_size, shards.manifest.seq_length)

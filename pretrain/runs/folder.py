@@ -115,11 +115,11 @@ class RunDescription(StrictConfig):
 def describe(
     run: RunConfig,
     shards: Shards,
-    data_weights: tuple[float, ...] = (),
-    init_from: tuple[str, ...] = (),
-    keep_optimizer: bool = False,
-    precision: str = "fp32",
-    hardware: str = "unknown",
+    data_weights: tuple[float, ...],
+    init_from: tuple[str, ...],
+    keep_optimizer: bool,
+    precision: str,
+    hardware: str,
 ) -> RunDescription:
     """Returns the description of a run: configuration, shards and weights, initial checkpoints, precision and hardware,
     installed versions.

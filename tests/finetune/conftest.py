@@ -32,9 +32,10 @@ from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.stored import Sampling
 from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, write_run
 from pretrain.runs.models import build_model
 from tests.conftest import REPOSITORY, free_port
+from tests.pretrain.runs.described import described
 from tests.warm import run
 
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
@@ -261,7 +262,7 @@ def squad_record(score: float, **changes: Any) -> RunRecord:
 def untrained_run(folder: Path, shards: Path, preset: str, objective: str, *overrides: str) -> Path:
     """A run with a checkpoint of random weights, whose sampling head is far from p_S = p_G."""
     base = with_objective(PRESETS[preset], objective)
-    description = describe(with_overrides(base, overrides), Shards(shards))
+    description = described(with_overrides(base, overrides), Shards(shards))
     write_run(folder, description, {})
     model = build_model(description)
     torch.manual_seed(0)

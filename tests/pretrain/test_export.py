@@ -18,8 +18,9 @@ from pretrain.engine.checkpoint import Checkpoint, EngineState, load, save
 from pretrain.export import ExportOptions, main
 from pretrain.huggingface.stored import read_stored
 from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, write_run
 from pretrain.runs.models import build_model
+from tests.pretrain.runs.described import described
 
 
 def test_an_export_below_a_file_is_refused(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_an_export_never_overwrites_files(tmp_path: Path) -> None:
 
 def untouched_run(folder: Path, shards: Path, objective: str, *overrides: str) -> Path:
     """A run folder with a checkpoint of the model as it starts."""
-    description = describe(with_overrides(with_objective(PRESETS["tiny"], objective), overrides), Shards(shards))
+    description = described(with_overrides(with_objective(PRESETS["tiny"], objective), overrides), Shards(shards))
     write_run(folder, description, {})
     weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
     save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)

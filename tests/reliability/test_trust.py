@@ -26,10 +26,11 @@ from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.forms import MODEL_FILE
 from pretrain.huggingface.stored import SAMPLING_HEAD
 from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import CHECKPOINTS, RunDescription, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, RunDescription, write_run
 from pretrain.runs.models import build_model
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine.checkpoints import sign, state_of
+from tests.pretrain.runs.described import described
 
 PACKAGES = ("electra_sampler", "data_prep", "pretrain", "finetune")
 TOKENIZER = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
@@ -105,7 +106,7 @@ def bind_tokenizer(shards: Path) -> None:
 
 def untouched_run(folder: Path, shards: Path, objective: str) -> RunDescription:
     """A run folder with a checkpoint of the untrained model."""
-    description = describe(with_objective(PRESETS["tiny"], objective), Shards(shards))
+    description = described(with_objective(PRESETS["tiny"], objective), Shards(shards))
     write_run(folder, description, {})
     weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
     save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
@@ -189,7 +190,7 @@ def test_fine_tuning_runs_no_code_named_by_its_model(shards_folder: Path, tmp_pa
 @pytest.mark.parametrize("name", sorted(TOKENIZER))
 def test_a_link_out_of_a_tokenizer_folder_is_not_followed(name: str, shards_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(shards_folder, tmp_path / "shards")
-    description = describe(PRESETS["tiny"], Shards(tmp_path / "shards"))
+    description = described(PRESETS["tiny"], Shards(tmp_path / "shards"))
     path = tmp_path / "shards" / "tokenizer" / name
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")

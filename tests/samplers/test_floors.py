@@ -14,9 +14,9 @@ from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
 from pretrain.planning.estimates import flops_per_token
 from pretrain.presets import PRESETS
-from pretrain.runs.folder import describe
 from pretrain.runs.models import build_model
 from samplers import floors
+from tests.pretrain.runs.described import described
 
 NAMES = ("uniform", "unigram")
 
@@ -38,7 +38,7 @@ def small_batch(shards: Shards) -> Batch:
 
 def model_of(shards: Shards, name: str, **switches: Any) -> Any:
     config = objective_class(name).Config.from_values(switches)
-    return build_model(describe(PRESETS["tiny"].model_copy(update={"objective": config}), shards)).eval()
+    return build_model(described(PRESETS["tiny"].model_copy(update={"objective": config}), shards)).eval()
 
 
 def expected(shards: Shards, name: str) -> np.ndarray:
@@ -97,7 +97,7 @@ def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
     name: str, shards: Shards, small_batch: Batch
 ) -> None:
     model, run = model_of(shards, name), PRESETS["tiny"]
-    plain = build_model(describe(run, shards))
+    plain = build_model(described(run, shards))
     names = {name for name, _ in plain.named_parameters() if name.startswith("discriminator")}
     embeddings = {name for name, _ in plain.named_parameters() if ".embeddings." in name}
     own = {name for name, _ in model.named_parameters()}
@@ -130,5 +130,5 @@ def test_originals_are_never_drawn_if_forbidden(name: str, shards: Shards, small
 def test_a_model_is_built_and_loaded_without_its_shards(shards: Shards) -> None:
     config = objective_class("unigram").Config()
     run = PRESETS["tiny"].model_copy(update={"objective": config})
-    description = describe(run, shards).model_copy(update={"data": ("nowhere",)})
+    description = described(run, shards).model_copy(update={"data": ("nowhere",)})
     assert build_model(description).exported(".").keys() == {"electra", "discriminator_predictions"}

@@ -13,8 +13,8 @@ from pretrain.method.registry import objective_class
 from pretrain.method.sampling import Draw
 from pretrain.model.distribution import hp_loss_weights
 from pretrain.presets import PRESETS
-from pretrain.runs.folder import describe
 from pretrain.runs.models import build_model
+from tests.pretrain.runs.described import described
 
 ORIGINAL = 2
 
@@ -32,7 +32,7 @@ def batch(shards: Shards) -> Batch:
 def draw(shards: Shards, batch: Batch, name: str, **switches: Any) -> Draw:
     """The draw of a tiny model whose initial weights depend only on the seed; its estimates differ between tokens."""
     config = objective_class(name).Config.from_values(switches)
-    model: Any = build_model(describe(PRESETS["tiny"].model_copy(update={"objective": config}), shards))
+    model: Any = build_model(described(PRESETS["tiny"].model_copy(update={"objective": config}), shards))
     if name != "electra":
         torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight)
     return model.eval()(batch).detected.draw

@@ -11,9 +11,10 @@ from pretrain.analysis.evaluation import HeldOut, one_line, open_matching
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.data.shards import Shards
 from pretrain.presets import TINY
-from pretrain.runs.folder import describe, write_run
+from pretrain.runs.folder import write_run
 from pretrain.runs.log import RunLog
 from pretrain.runs.models import build_model
+from tests.pretrain.runs.described import described
 
 
 def test_the_first_sequences_are_read_in_order_for_any_batch_size(shards_folder: Path) -> None:
@@ -39,7 +40,7 @@ def test_no_reader_of_a_runs_data_takes_other_shards_at_its_path_where_the_held_
     shards_folder: Path, tmp_path: Path
 ) -> None:
     data = shutil.copytree(shards_folder, tmp_path / "shards")
-    description = describe(TINY, Shards(data))
+    description = described(TINY, Shards(data))
     write_run(tmp_path / "run", description, {})
     log = RunLog(tmp_path / "run", step=0, total_steps=1)
     log.write("train", 1, {})

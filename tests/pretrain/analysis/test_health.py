@@ -18,8 +18,9 @@ from pretrain.analysis.symptoms import Symptoms
 from pretrain.data.shards import Shards
 from pretrain.doctor import DoctorOptions, main
 from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import describe, write_run
+from pretrain.runs.folder import write_run
 from pretrain.runs.log import RunLog
+from tests.pretrain.runs.described import described
 
 STEPS, EVERY = 600, 50
 HEALTHY: dict[str, Any] = {
@@ -100,7 +101,7 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
     ) -> Path:
         config = with_objective(PRESETS["tiny"], objective)
         shards = Shards(folder)
-        write_run(tmp_path / "run", describe(config, shards), {})
+        write_run(tmp_path / "run", described(config, shards), {})
         log = RunLog(tmp_path / "run", step=0, total_steps=steps)
         for step in range(EVERY, steps + 1, EVERY):
             record = HEALTHY | dict(values(step) if callable(values) else values)

@@ -10,13 +10,14 @@ from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
 from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import RunDescription, describe
+from pretrain.runs.folder import RunDescription
 from tests.pretrain.conftest import OBJECTIVES
+from tests.pretrain.runs.described import described
 
 
 @pytest.fixture
 def description(shards_folder: Path) -> RunDescription:
-    return describe(PRESETS["tiny"], Shards(shards_folder))
+    return described(PRESETS["tiny"], Shards(shards_folder))
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))

@@ -10,15 +10,16 @@ from data_prep.tokens import open_tokenizer
 from pretrain.analysis.symptoms import RECENT, SkippedCheck, Symptoms
 from pretrain.data.shards import Shards
 from pretrain.presets import PRESETS
-from pretrain.runs.folder import describe, write_run
+from pretrain.runs.folder import write_run
 from pretrain.runs.log import RunLog
+from tests.pretrain.runs.described import described
 
 
 @pytest.fixture
 def run(shards_folder: Path, tmp_path: Path) -> Symptoms:
     """A run whose loss falls to 1 at step 80 and rises afterward."""
     config, shards = PRESETS["tiny"], Shards(shards_folder)
-    write_run(tmp_path, describe(config, shards), {})
+    write_run(tmp_path, described(config, shards), {})
     log = RunLog(tmp_path, step=0, total_steps=200)
     for step in range(10, 121, 10):
         tokens = step * config.batch_size * 30

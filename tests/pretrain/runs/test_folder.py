@@ -11,20 +11,13 @@ from pretrain.config import with_overrides
 from pretrain.data.shards import Shards
 from pretrain.job.rank_log import EndRecord, write_record
 from pretrain.presets import PRESETS
-from pretrain.runs.folder import (
-    REPLACED,
-    RunDescription,
-    describe,
-    differences,
-    find_run,
-    read_run,
-    write_run,
-)
+from pretrain.runs.folder import REPLACED, RunDescription, differences, find_run, read_run, write_run
+from tests.pretrain.runs.described import described
 
 
 @pytest.fixture
 def description(shards_folder: Path) -> RunDescription:
-    return describe(PRESETS["tiny"], Shards(shards_folder))
+    return described(PRESETS["tiny"], Shards(shards_folder))
 
 
 def test_a_description_is_read_as_it_was_written(tmp_path: Path, description: RunDescription) -> None:

@@ -16,14 +16,15 @@ from pretrain.method.objective import Objective
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import CHECKPOINTS, describe, write_run
+from pretrain.runs.folder import CHECKPOINTS, write_run
 from pretrain.runs.models import build_model, empty_model, initial_model, initial_state
 from tests.pretrain.data.range_server import serving
+from tests.pretrain.runs.described import described
 
 
 def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
     shards = Shards(shards_folder)
-    descriptions = [describe(with_overrides(PRESETS["tiny"], [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
+    descriptions = [described(with_overrides(PRESETS["tiny"], [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
     first, again, other = (build_model(description) for description in descriptions)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     table = "discriminator.embeddings.word_embeddings.weight"
@@ -33,7 +34,7 @@ def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
 
 @pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
 def test_a_model_without_weights_has_the_same_shapes_and_shared_parameters(objective: str, shards_folder: Path) -> None:
-    description = describe(with_objective(PRESETS["tiny"], objective), Shards(shards_folder))
+    description = described(with_objective(PRESETS["tiny"], objective), Shards(shards_folder))
     full, empty = (
         {name: (parameter.shape, parameter.dtype, parameter.device) for name, parameter in model.named_parameters()}
         for model in (build_model(description), empty_model(description))
@@ -50,7 +51,7 @@ def run_of(shards_folder: Path, tmp_path: Path) -> Callable[..., tuple[Path, Obj
     def write(objective: str, tokens: int = 300, preset: str = "tiny", muon: bool = False) -> tuple[Path, Objective]:
         settings = ["seed=5", f"optim.muon={str(muon).lower()}"]
         run = with_overrides(with_objective(PRESETS[preset], objective), settings)
-        description = describe(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
+        description = described(run, Shards(shards_folder)).model_copy(update={"vocab_size": tokens})
         model = build_model(description)
         weights, *moments = (
             {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()} for _ in range(3)

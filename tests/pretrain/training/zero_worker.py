@@ -28,10 +28,10 @@ from pretrain.job.processes import World, leave, start_processes
 from pretrain.method.registry import load_objective, objective_class
 from pretrain.model.distribution import Dense
 from pretrain.presets import PRESETS
-from pretrain.runs.folder import describe
 from pretrain.runs.models import build_model
 from pretrain.training.telemetry import MetricTotals
 from tests.deepspeed_values import values_of
+from tests.pretrain.runs.described import described
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, WARMUP, BATCH_SIZE, DRAWS = 6, 2, 8, 5  # at most 5 of 32 positions are masked
@@ -92,7 +92,7 @@ def train(
     )
     if resolved.stage == 3:  # not a setting: by default such small parameters are not partitioned
         resolved.json["zero_optimization"]["stage3_param_persistence_threshold"] = 0
-    model = build_model(describe(run, shards))
+    model = build_model(described(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
     assert resolved.stage < 3 or not any(parameter.numel() for parameter in model.parameters()), "not partitioned"
     if checkpoints and steps.start:
