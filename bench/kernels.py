@@ -29,7 +29,7 @@ from bench.timing import seconds_of
 from data_prep.masking import mask_size
 from electra_sampler.foundation.command_line import run_command
 from pretrain.job.processes import start_processes
-from pretrain.model.distribution import Dense, inverse_cdf, largest
+from pretrain.model.distribution import Dense, largest
 from pretrain.model.kernels import cpu_ops
 from pretrain.model.sizes import EncoderSizes
 from pretrain.presets import preset
@@ -125,7 +125,7 @@ def sampling(options: KernelOptions) -> Pair:
     return Pair(
         "draw one token per row",
         lambda: torch.multinomial(p_XV, 1),
-        lambda: inverse_cdf(p_XV, uniform_X),
+        lambda: Dense(p_XV).draw(uniform_X),
     )
 
 

@@ -15,7 +15,7 @@ from pretrain.method.electra import ReplacementConfig, Sampler, SamplerLoss, no_
 from pretrain.method.losses import discriminator_loss
 from pretrain.method.objective import Cost
 from pretrain.method.sampling import Draw, Prediction
-from pretrain.model.distribution import inverse_cdf
+from pretrain.model.distribution import Dense
 
 LEAST_LOSS = 1e-6
 """Lower bound on a loss before it is raised to a power."""
@@ -102,8 +102,8 @@ def resample(candidates: Sequence[Draw], weights_BKC: Tensor, uniforms_BK: Tenso
     weight of the candidates estimates the normalizer. So log-probabilities are estimates, and so are their maximum,
     taken over the candidates, and the entropy.
     """
-    choice_BK, total_BK = inverse_cdf(weights_BKC, uniforms_BK)
-    choice_BK1, total_BK1 = choice_BK[..., None], total_BK[..., None]
+    q = Dense(weights_BKC)
+    choice_BK1, total_BK1 = q.draw(uniforms_BK)[0][..., None], q.total_X[..., None]
     tokens_BKC, log_p_G_BKC, log_q_BKC = (
         torch.stack(parts, -1)
         for parts in zip(*((one.tokens_BK, one.log_p_G_BK, one.log_q_BK) for one in candidates), strict=True)

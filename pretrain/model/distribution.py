@@ -13,7 +13,7 @@ Tensors [X, V] are the largest of a step, so each is made once and updated in pl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -252,24 +252,15 @@ def largest(values_XV: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def inverse_cdf(weights_XV: Tensor, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples by inverse CDF: returns the first token at which a row's cumulative sum exceeds `uniform` times its
-    total, and the totals. Both [X].
-
-    `uniform` is in [0, 1) with at most 24 bits, so the sought value stays below the total, and a token of weight zero,
-    where the sum does not grow, is never drawn. With weights that are not finite, the token is arbitrary but valid.
-    """
-    block = partial(_block, weights_XV, fill=0.0)
-    tokens_X, total_X, _ = draw_in_blocks(_by_block(torch.sum, weights_XV), block, weights_XV.shape[-1], uniform_X)
-    return tokens_X, total_X
-
-
-@torch.no_grad()
 def draw_in_blocks(
     sum_XN: Tensor, block: Callable[[Tensor], Tensor], size: int, uniform_X: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes `inverse_cdf` of `size` tokens from the sums of their blocks and `block`, which returns the weights of
-    one block of each row, [X, S], from its number, [X, 1]. Also returns the weights of the drawn tokens.
+    """Draws by inverse CDF from the sums of the blocks and `block`, which returns the weights of one block of each row,
+    [X, S], from its number, [X, 1]; returns the tokens, the totals of the rows and the tokens' weights, each [X].
+
+    A token is the first, of `size`, at which its row's cumulative sum exceeds `uniform` times the total. `uniform` is
+    in [0, 1) with at most 24 bits, so the sought value stays below the total, and a token of weight zero, where the sum
+    does not grow, is never drawn.
     """
     cdf_XN = _cumulative_sum(sum_XN)
     total_X1 = cdf_XN[..., -1:]

@@ -27,7 +27,7 @@ from pretrain.engine.hardware import compute_deterministically
 from pretrain.engine.optim import parameter_groups
 from pretrain.engine.plain import squared_norm
 from pretrain.model import ops
-from pretrain.model.distribution import BLOCK, draw_in_blocks, inverse_cdf
+from pretrain.model.distribution import BLOCK, Dense, draw_in_blocks
 from pretrain.runs.models import compile_layers
 from pretrain.training.metrics import MetricTotals
 
@@ -239,7 +239,7 @@ def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
 def test_every_uniform_draws_the_token_in_whose_interval_it_lies(where: Setting) -> None:
     """Every uniform draws the token in whose interval of the total weight it lies, up to rounding of the sums."""
     weights_XV, uniform_X = random_weights(where)
-    tokens_X = inverse_cdf(weights_XV.to(where.device), uniform_X.to(where.device))[0].cpu()
+    tokens_X = Dense(weights_XV.to(where.device)).draw(uniform_X.to(where.device))[0].cpu()
     assert missed_by(weights_XV, uniform_X, tokens_X).max() <= MISSED
 
 
@@ -255,7 +255,7 @@ def test_draws_have_the_distribution_of_the_weights(where: Setting) -> None:
     """Many draws from one row: chi-squared divided by its degrees of freedom, expected to be about 1."""
     row_V = random_weights(where)[0][0, :50].to(where.device)
     uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
-    tokens_X = inverse_cdf(row_V.expand(DRAWS, -1).clone(), uniforms_X)[0]
+    tokens_X = Dense(row_V.expand(DRAWS, -1).clone()).draw(uniforms_X)[0]
     expected_V = row_V.double() / row_V.double().sum() * DRAWS
     enough_V = expected_V >= 5
     counted_V = tokens_X.bincount(minlength=len(row_V))

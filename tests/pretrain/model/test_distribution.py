@@ -14,7 +14,6 @@ from pretrain.model.distribution import (
     ENTROPY_ROWS,
     Dense,
     hp_loss_weights,
-    inverse_cdf,
     largest,
 )
 
@@ -168,19 +167,19 @@ def test_the_token_is_that_of_the_exact_cdf_up_to_rounding(seed: int, length: in
     """Each uniform is within a few fp32 roundings of its token's interval in float64."""
     weights = torch.randn(2000, length, generator=torch.Generator().manual_seed(seed)).mul(3).exp()
     uniform = keyed(2000, seed)
-    token, total = inverse_cdf(weights, uniform)
+    token, _ = Dense(weights).draw(uniform)
     share = weights.double() / weights.double().sum(-1, keepdim=True)
     end = share.cumsum(-1).gather(-1, token[:, None]).squeeze(-1)
     start = end - share.gather(-1, token[:, None]).squeeze(-1)
     assert torch.maximum(start - uniform, uniform - end).max() < 1e-6
-    assert torch.allclose(total.double(), weights.double().sum(-1), rtol=1e-6)
+    assert torch.allclose(Dense(weights).total_X.double(), weights.double().sum(-1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_drawn_frequencies_follow_the_weights(seed: int) -> None:
     length, draws = 2 * BLOCK + 9, 100_000
     weights = torch.rand(length, generator=torch.Generator().manual_seed(seed)) + 0.1
-    token, _ = inverse_cdf(weights.expand(draws, length), keyed(draws, seed))
+    token, _ = Dense(weights.expand(draws, length)).draw(keyed(draws, seed))
     counts = torch.bincount(token, minlength=length).numpy()
     assert chisquare(counts, (weights.double() / weights.double().sum() * draws).numpy()).pvalue > 1e-4
 
@@ -190,7 +189,7 @@ def test_drawn_frequencies_follow_the_weights(seed: int) -> None:
 def test_a_token_of_weight_zero_is_never_drawn_even_at_the_ends_of_a_block(only: tuple[int, ...], scale: float) -> None:
     weights = torch.zeros(3 * BLOCK + 5)
     weights[list(only)] = torch.rand(len(only), generator=torch.Generator().manual_seed(1)) * scale
-    token, _ = inverse_cdf(weights.expand(50_000, -1), keyed(50_000, 0))
+    token, _ = Dense(weights.expand(50_000, -1)).draw(keyed(50_000, 0))
     assert set(token.tolist()) == set(only)
 
 
@@ -202,6 +201,6 @@ def test_rounding_never_leads_past_the_end_of_a_block(seed: int) -> None:
     weights[:, BLOCK - 1] = weights[:, -1] = 0
     ends = weights[:, :BLOCK].sum(-1) / weights.sum(-1)
     near = (ends * 2**24).round().add(torch.randint(-1, 2, ends.shape, generator=random)) / 2**24
-    token, _ = inverse_cdf(weights, near.clamp(max=1 - 2**-24))
+    token, _ = Dense(weights).draw(near.clamp(max=1 - 2**-24))
     assert not ((token == BLOCK - 1) | (token == 2 * BLOCK - 1)).any()
     assert ((token >= BLOCK - 4) & (token <= BLOCK + 2)).float().mean() > 0.99
