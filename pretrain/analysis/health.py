@@ -16,8 +16,9 @@ from pretrain.analysis.regime import regime
 from pretrain.analysis.run_history import Log, read_starts, value_of
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.engine.hardware import MUCH_FASTER
+from pretrain.method.electra import Detection
 from pretrain.method.hardness_prediction import HPDist, HPLoss
-from pretrain.method.objective import PredictionConfig
+from pretrain.method.objective import Objective, PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.planning.plan_warnings import MOST_EPOCHS
 from pretrain.runs.log import MOST_WAITING
@@ -207,9 +208,7 @@ def slow_precision(run: Symptoms) -> Finding | None:
     )
 
 
-def easy_replacements(run: Symptoms) -> Finding | None:
-    if "replace_rate" not in run.last:
-        return None
+def easy_replacements(run: Symptoms) -> Finding:
     accuracy, replaced = run.mean("mlm_accuracy"), run.mean("replace_rate")
     return Finding(
         name="generator too good",
@@ -238,9 +237,7 @@ def generator(run: Symptoms) -> Finding | None:
     )
 
 
-def plateau(run: Symptoms) -> Finding | None:
-    if "discriminator_loss" not in run.last:
-        return None
+def plateau(run: Symptoms) -> Finding:
     loss, accuracy, auc = (run.mean(name) for name in ("discriminator_loss", "accuracy_all", "auc_all"))
     ordinary = 1 - SPECIAL_TOKENS / run.mean_length
     of_plateau = loss / (ordinary * float(binary_entropy(min(1.0, run.mean("replaced_share") / ordinary))))
@@ -256,9 +253,7 @@ def plateau(run: Symptoms) -> Finding | None:
     )
 
 
-def sampling_head(run: Symptoms) -> Finding | None:
-    if not issubclass(objective_class(run.run.objective.name), HPLoss):
-        return None
+def sampling_head(run: Symptoms) -> Finding:
     known = [record.get("estimate_correlation.replaced", 0.0) for record in run.recent()]
     correlation = sum(known) / len(known)
     return Finding(
@@ -271,9 +266,7 @@ def sampling_head(run: Symptoms) -> Finding | None:
     )
 
 
-def ratios(run: Symptoms) -> Finding | None:
-    if not issubclass(objective_class(run.run.objective.name), HPDist):
-        return None
+def ratios(run: Symptoms) -> Finding:
     ratio, median = run.mean("ratio_p99"), run.mean("ratio_p50")
     return Finding(
         name="importance ratios exploding",
@@ -287,23 +280,29 @@ def ratios(run: Symptoms) -> Finding | None:
     )
 
 
-def regime_of_run(run: Symptoms) -> Finding | None:
+def regime_of_run(run: Symptoms) -> Finding:
     """The regime, which is never a problem."""
-    if "replace_rate" not in run.last:
-        return None
     below = run.text.unigram_entropy - run.mean("mlm_loss")
     described = regime(1 - run.mean("replace_rate"), run.sure, below, run.mean("replaced_share"))
     return Finding(name="regime", verdict="", evidence=f"In {run.when()} {described}.", remedy="", excess=())
 
 
 Check = Callable[[Symptoms], Finding | None]
-"""A check; returns `None` if the run's objective cannot have the problem.
+"""A check; returns `None` if the run cannot have the problem.
 
 Raises:
     SkippedCheck: the run's files do not allow the check.
 """
 AT_ONCE: tuple[Check, ...] = (padding, vocabulary, repetition, learning_rate, straggler, slow_precision)
-ONCE_LEARNED: tuple[Check, ...] = (regime_of_run, easy_replacements, generator, plateau, sampling_head, ratios)
+ONCE_LEARNED: dict[Check, type] = {
+    regime_of_run: Detection,
+    easy_replacements: Detection,
+    generator: Objective,
+    plateau: Detection,
+    sampling_head: HPLoss,
+    ratios: HPDist,
+}
+"""Checks of what a run has learned, each with the objectives that can have its problem."""
 
 
 def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
@@ -315,7 +314,9 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
     run, checked, skipped = Symptoms(run_folder, log), [], []
     steps, least = run.run.optim.steps, max(LEAST_STEPS, WARMUPS * run.run.optim.warmup_steps)
     left = least - run.step
-    for check in AT_ONCE if left > 0 else AT_ONCE + ONCE_LEARNED:
+    trained = objective_class(run.run.objective.name)
+    once_learned = [check for check, kind in ONCE_LEARNED.items() if left <= 0 and issubclass(trained, kind)]
+    for check in (*AT_ONCE, *once_learned):
         try:
             if answer := check(run):
                 if not all(map(math.isfinite, answer.excess)):
