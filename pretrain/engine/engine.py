@@ -72,7 +72,7 @@ class Engine:
         ConfigError: bf16 on a GPU without it, or the job needs DeepSpeed and it cannot be imported.
     """
 
-    module: Any
+    module: nn.Module
     """The model itself, on its device and in its precision; called directly for evaluation."""
 
     def __init__(

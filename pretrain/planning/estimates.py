@@ -283,8 +283,8 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
         run = with_objective(run, "electra")
     rows = int(min(max(1, STEADY / 3 * products / (sizes.flops * length)), run.batch_size // processes))
     with torch.random.fork_rng(devices=[]):  # the run's randomness is untouched
-        trained = objective_class(run.objective.name)
-        model = trained(run.model, run.objective, sizes.vocab_size, 0).to(device, DTYPES[precision])
+        trained = objective_class(run.objective.name)(run.model, run.objective, sizes.vocab_size, 0)
+        model = trained.to(device, DTYPES[precision])
         batch = random_batch(rows, length, sizes.vocab_size, run.mask_rate)
         seconds: list[float] = []
         while len(seconds) < 2 or sum(seconds[1:]) < STEADY:
@@ -295,22 +295,24 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
     return whole * sizes.flops / sizes._replace(run=run).flops
 
 
-def step_seconds(sizes: Sizes, machine: Machine, tokens: float, micro_batches: int = 1, graphs: bool = True) -> float:
-    """Returns the seconds of a training step of all processes, in which they compute `tokens` tokens.
+def step_seconds(
+    sizes: Sizes, machine: Machine, mean_length: float, micro_batches: int = 1, graphs: bool = True
+) -> float:
+    """Returns the seconds of a training step of all processes; sequences have `mean_length` tokens without padding.
 
-    A GPU computes while its host launches; then it waits for the update. Communication is not counted: at ZeRO stage 1
-    the flat gradient of each group takes one reduce-scatter and one all-gather.
+    A GPU computes padding too, while its host launches; then it waits for the update. Communication is not counted: at
+    ZeRO stage 1 the flat gradient of each group takes one reduce-scatter and one all-gather.
     """
-    computing = sizes.flops * tokens / machine.flops
+    of_sequence = sizes.run.batch_size * sizes.flops / machine.flops
     if machine.capability == (0, 0):
-        return computing
+        return of_sequence * mean_length
     with torch.device("meta"):
         stacks = [sizes.run.model.parts.layers(encoder) for encoder in sizes.encoders]
     tensors = sum(1 for stack in stacks for _ in stack.parameters())
     operations = LAUNCHES_OF_REPLAY if graphs else LAUNCHES_OF_LAYER * sum(len(stack.layer) for stack in stacks)
     launching = micro_batches * (LAUNCH * operations + HOOK * tensors)
     after = LAUNCH * LAUNCHES_OF_METRICS + UPDATE * tensors
-    return max(computing, launching) + after
+    return max(of_sequence * sizes.length, launching) + after
 
 
 def seconds_on_gpu(sizes: Sizes, precision: str, device: torch.device, products: float) -> float:
@@ -367,6 +369,5 @@ def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str
         assert pool is not None  # only ranks of an mpirun have none
         machines = [found for _, found in pool.run(this_machine, [sizes] * ranks, precision, processes)]
     machine = min(machines, key=lambda found: found.flops)
-    tokens = sizes.run.batch_size * (sizes.length if machine.capability > (0, 0) else mean_length)
-    seconds = sizes.run.optim.steps * step_seconds(sizes, machine, tokens, graphs=precision == "bf16")
+    seconds = sizes.run.optim.steps * step_seconds(sizes, machine, mean_length, graphs=precision == "bf16")
     return f"{machine.name} in {precision}", seconds

@@ -98,10 +98,9 @@ class Plan(NamedTuple):
         )
 
     def seconds(self, machine: Machine, steps: int) -> float:
-        """Returns the forecast seconds of `steps` steps; a GPU computes padding too."""
-        length = self.shards.manifest.seq_length if machine.capability > (0, 0) else self.shards.mixture.mean_length
-        tokens, rounds = self.run.batch_size * length, self.here.deepspeed.accumulation_steps
-        return steps * step_seconds(self.sizes, machine, tokens, rounds, self.here.graphs)
+        """Returns the forecast seconds of `steps` steps."""
+        length, rounds = self.shards.mixture.mean_length, self.here.deepspeed.accumulation_steps
+        return steps * step_seconds(self.sizes, machine, length, rounds, self.here.graphs)
 
     @property
     def sizes(self) -> Sizes:

@@ -300,10 +300,10 @@ def test_a_gpu_is_forecast_by_its_published_speed(
 def of_paper(preset_name: str, gpu: str, processes: int, length: int, *, batch: int = 0, graphs: bool = False) -> float:
     """The forecast seconds of a step of a preset that trains on GPUs of this name, without reports."""
     run = preset(preset_name)
-    rows = batch or run.batch_size
+    run = run.model_copy(update={"batch_size": batch or run.batch_size})
     machine = next(found for (name, kind), found in GPUS.items() if name == gpu and kind != "fp32")
     flops = processes * machine.flops * min(1.0, run.model.hidden_size / machine.width)
-    return step_seconds(Sizes(run, 30_522, length), machine._replace(flops=flops), rows * length, 1, graphs)
+    return step_seconds(Sizes(run, 30_522, length), machine._replace(flops=flops), length, 1, graphs)
 
 
 def test_forecasts_agree_with_what_an_h100_took_and_with_the_papers_days() -> None:
