@@ -105,8 +105,7 @@ def _points(log: Log, path: str, kind: str = "train") -> dict[int, float]:
     """Returns the values of a metric by step, from at most `MOST_POINTS` evenly spaced records of a kind."""
     records = getattr(log, kind)
     chosen = records[:: -max(1, -(-len(records) // MOST_POINTS))][::-1]  # counted from the newest
-    values = {record["step"]: value_of(record, path) for record in chosen}
-    return {step: value for step, value in values.items() if math.isfinite(value)}
+    return {record["step"]: value for record in chosen if math.isfinite(value := value_of(record, path))}
 
 
 def _draw_chart(axes: Any, chart: Chart, logs: Mapping[str, Log]) -> None:

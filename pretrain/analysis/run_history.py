@@ -128,10 +128,9 @@ def value_of(record: Mapping[str, Any], path: str) -> float:
 
 def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
     """Returns the preset most like the run, and for each differing setting its values in preset and run."""
-    found = {}
+    found, ours = {}, dict(flat(run.model_dump(mode="json")))
     for name, preset in PRESETS.items():
-        both = with_objective(preset, run.objective.name), run
-        theirs, ours = (dict(flat(one.model_dump(mode="json"))) for one in both)
+        theirs = dict(flat(with_objective(preset, run.objective.name).model_dump(mode="json")))
         values = {key: (theirs.get(key), ours.get(key)) for key in theirs | ours}
         found[name] = {key: (preset, own) for key, (preset, own) in values.items() if preset != own}
     name = min(found, key=lambda name: len(found[name]))

@@ -28,8 +28,7 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
     require_own(path, '<meta name="generator" content="electra-sampler page">')
     paths = [*dict.fromkeys(folder.absolute() for folder in folders)]
     own = [path.name for path in paths]
-    names = {path: path.name if own.count(path.name) == 1 else str(path) for path in paths}
-    runs = {printable(name): read_history(path) for path, name in names.items()}
+    runs = {printable(path.name if own.count(path.name) == 1 else str(path)): read_history(path) for path in paths}
     logs = {name: history.log for name, history in runs.items()}
     images = {title: draw_charts(charts, logs) for title, charts in CHARTS.items()}
     environment = Environment(

@@ -107,8 +107,9 @@ class Symptoms:
         if urls := [url for name in description.data if (url := url_of(Path(name)))]:
             raise SkippedCheck(f"checks of the text: {', '.join(urls)} is not opened, as no network is used here")
         try:
-            window = self.run.shards_per_window
-            shards = open_shards(*data_of(description), weights=description.data_weights, window=window)
+            shards = open_shards(
+                *data_of(description), weights=description.data_weights, window=self.run.shards_per_window
+            )
             index_B, _ = shards.mixture.shuffled(np.arange(min(SAMPLED, len(shards))), self.run.seed)
             ids_BL, _, _ = shards.read(index_B, np.zeros_like(index_B))
             words = SubwordTokenizer.load(self.folder / "tokenizer")

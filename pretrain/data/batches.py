@@ -129,16 +129,14 @@ class TrainingBatches:
 
     def step(self, step: int) -> list[Batch]:
         """Returns this rank's micro-batches of a step, on the CPU."""
-        size = self.plan.batch_size
+        plan, size = self.plan, self.plan.batch_size
         # ranks may be a step behind
         self.shards.expect(np.arange(max(0, step - 1) * size, (step + 1) * size), self.seed)
         index, epoch = self.sequences(step)
-        plan = self.plan
-        micro_steps = range(plan.micro_batches // plan.world_size)
         lengths = self.shards.lengths(index)
         counts = np.sum(mask_size(lengths, self.mask_rate)) / plan.micro_batches, lengths.sum() / plan.micro_batches
         masks = self.mask_rate, self.weight_V
-        parts = [plan.rows(micro_step) for micro_step in micro_steps]
+        parts = [plan.rows(micro_step) for micro_step in range(plan.micro_batches // plan.world_size)]
         return [make_batch(self.shards, index[rows], epoch[rows], self.seed, counts, *masks).pinned() for rows in parts]
 
     def from_step(self, start: int, end: int) -> Iterator[list[Batch]]:
@@ -146,14 +144,11 @@ class TrainingBatches:
         masks are chosen by weights that are still to come.
         """
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-            waiting: list[Future[list[Batch]]] = []
+            read: Future[list[Batch]] | None = None
             for step in range(start, end):
-                if not waiting:
-                    waiting.append(reader.submit(self.step, step))
-                batches = waiting.pop().result()
-                following = step + 1
-                if following < end and (self.weight_V is None or following % WEIGHTS_EVERY):
-                    waiting.append(reader.submit(self.step, following))
+                batches = (read or reader.submit(self.step, step)).result()
+                known = self.weight_V is None or (step + 1) % WEIGHTS_EVERY
+                read = reader.submit(self.step, step + 1) if step + 1 < end and known else None
                 yield batches
 
 

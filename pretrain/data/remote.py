@@ -214,8 +214,8 @@ class Copy(NamedTuple):
     def is_complete(self) -> bool:
         """True if all its files exist with the expected sizes."""
         with suppress(FileNotFoundError):
-            sizes = (size for size, _ in self.shard.written.values())
-            return all(path.stat().st_size == size for path, size in zip(self.paths(), sizes, strict=True))
+            files = zip(self.paths(), self.shard.written.values(), strict=True)
+            return all(path.stat().st_size == size for path, (size, _) in files)
         return False
 
 

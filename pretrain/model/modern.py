@@ -49,9 +49,6 @@ class ModernConfig(EncoderSizes):
                 " each head, for rotary positions"
             )
 
-    def sees_all(self, layer: int) -> bool:
-        return layer % self.global_every == 0
-
     def layer_flops(self, length: int) -> float:
         hidden, layers = self.hidden_size, self.num_hidden_layers
         wide = len(range(0, layers, self.global_every)) / layers
@@ -133,7 +130,8 @@ class ModernStack(Stack):
         )
         hidden_TH = packing.pack(hidden_BLH)
         for number, layer in enumerate(self.layer):
-            hidden_TH = self.run(layer, hidden_TH, packing, *(everywhere if config.sees_all(number) else nearby))
+            seen = nearby if number % config.global_every else everywhere
+            hidden_TH = self.run(layer, hidden_TH, packing, *seen)
         return packing.pad(self.final_norm(hidden_TH))
 
 

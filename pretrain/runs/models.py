@@ -27,8 +27,7 @@ def build_model(description: RunDescription) -> Objective:
     """Returns the run's model with fresh weights, drawn from the run's seed and so identical in every process."""
     run = description.run
     torch.manual_seed(run.seed)
-    trained = objective_class(run.objective.name)
-    return trained(
+    return objective_class(run.objective.name)(
         run.model,
         run.objective,
         description.vocab_size,

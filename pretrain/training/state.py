@@ -49,10 +49,9 @@ class TrainingState:
 
     def values(self, run: RunConfig, last: StepResult) -> dict[str, float]:
         """Returns the last step's optimization metrics for the log; a step that overflowed has no gradient norm."""
-        norm = float(last.gradient_norm)
         return {
             "learning_rate": run.optim.rate(self.updates - 1),
-            **({"gradient_norm": norm} if math.isfinite(norm) else {}),
+            **({} if last.overflow else {"gradient_norm": last.gradient_norm}),
             "loss_scale": last.loss_scale,
             "skipped": self.step - self.updates,
             "loss_spikes": self.spikes,
