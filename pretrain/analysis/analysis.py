@@ -1,5 +1,6 @@
 """The paper's analysis of a trained model: detection, accuracy of the sampling head's estimated loss, and confidence of
-the sampling distribution; each number with a bootstrap over sequences.
+the sampling distribution; each number with a bootstrap over sequences. Beside it the regime: whether p_G is sure enough
+of the originals for samplers to differ, as in the paper's runs, or near unigrams, where it hardly ever draws one.
 
 Shape letters: C columns to sum, S sequences.
 """
@@ -24,6 +25,9 @@ from pretrain.analysis.observation import Judgment, Observations, OriginalTokens
 
 BINS = 10
 """Bins of the maximum probability (paper, figure of the sampling distribution)."""
+LEAST_ORIGINALS = 0.2
+"""Share of originals among the draws, below which samplers cannot be told apart. Of p_G: .045 in our studies of
+`tiny` (docs/evidence/results.md), about .6 by ELECTRA's author (ymcui/Chinese-ELECTRA #19)."""
 
 PAPER: dict[str, Any] = {
     "detection": {
@@ -186,3 +190,24 @@ def headline(numbers: dict[str, Any]) -> dict[str, Any]:
 
 def _value(interval: Interval) -> float | None:
     return None if interval is None else interval[0]
+
+
+def unigram_entropy(counts_V: np.ndarray) -> float:
+    """Returns the entropy in nats of word pieces that occur this often: the MLM loss of predicting frequencies."""
+    shares = counts_V[counts_V > 0] / counts_V.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def regime(originals: float, sure: float, below_unigrams: float, replaced: float) -> str:
+    """Describes a regime beside the paper's: the share of draws that are originals, of p_G's maxima above .9, the nats
+    of the MLM loss below the unigram entropy, and the share of all tokens replaced; NaN for what is unknown.
+    """
+    side = "below" if below_unigrams > 0 else "above"
+    known = {
+        f"{originals:.1%} of the draws are originals (ELECTRA's authors: about 60%)": originals,
+        f"{sure:.1%} of p_G's maxima are above .9": sure,
+        f"the MLM loss is {abs(below_unigrams):.2f} nats {side} the unigram entropy": below_unigrams,
+        f"{replaced:.1%} of all tokens are replaced (about 7%)": replaced,
+    }
+    near = "; generator still near unigrams: samplers cannot differ yet" if originals < LEAST_ORIGINALS else ""
+    return ", ".join(part for part, value in known.items() if not np.isnan(value)) + near

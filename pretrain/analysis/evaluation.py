@@ -13,11 +13,10 @@ import torch
 
 from electra_sampler.foundation.config import ConfigError, refuse
 from electra_sampler.foundation.files import require_folder, write_atomically
-from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, sequence_sums
+from pretrain.analysis.analysis import PAPER, analyze, as_json, headline, regime, sequence_sums, unigram_entropy
 from pretrain.analysis.crossing import Candidate, cross, crossing, tables
 from pretrain.analysis.figures import draw_comparison, draw_confidence, draw_steps
 from pretrain.analysis.observation import observe, oracle_distance
-from pretrain.analysis.regime import regime, unigram_entropy
 from pretrain.data.batches import HELD_OUT_SEED, Batch, make_batch
 from pretrain.data.shards import Shards, open_held_out
 from pretrain.engine.checkpoint import Checkpoint

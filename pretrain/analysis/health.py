@@ -12,7 +12,7 @@ from typing import NamedTuple
 from data_prep.manifest import MOST_PADDING
 from electra_sampler.foundation.config import ConfigError, counted
 from electra_sampler.foundation.stats import binary_entropy
-from pretrain.analysis.regime import regime
+from pretrain.analysis.analysis import regime
 from pretrain.analysis.run_history import Log, read_starts, value_of
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.engine.hardware import MUCH_FASTER

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.tokens import SubwordTokenizer
 from electra_sampler.foundation.config import ConfigError
-from pretrain.analysis.regime import unigram_entropy
+from pretrain.analysis.analysis import unigram_entropy
 from pretrain.analysis.run_history import Log, read_log, value_of
 from pretrain.data.remote import url_of
 from pretrain.data.shards import open_shards

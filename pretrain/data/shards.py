@@ -6,7 +6,7 @@ number of shards. (Sequences are drawn at random, so keeping other shards open w
 
 Which sequence a sample reads is a matter of numbers alone: `mixture.py`.
 
-A folder may be a URL (`remote.py`): its shards are then read from local copies. With `order=windows` (`windows.py`), or
+A folder may be a URL (`remote.py`): its shards are then read from local copies. With `order=windows`, or
 for remote folders, `expect` tells which shards are read next; shards of other windows are unmapped.
 
 Shape letters: B batch, L length, C mask copies, X any shape.

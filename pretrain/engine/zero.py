@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.engine.deepspeed_config import EngineConfig
@@ -206,7 +205,8 @@ class Zero3(DeepSpeed):
 
     def divide(self, parameter: Any, full: Tensor, moment: str | None) -> None:
         size = parameter.ds_tensor.numel()
-        padded = F.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))  # DeepSpeed's setters do not
+        # DeepSpeed's setters do not pad
+        padded = nn.functional.pad(full.flatten(), (0, size * self.world.world_size - full.numel()))
         part = padded.narrow(0, size * self.world.rank, size)
         if moment:
             sharded.safe_set_local_optimizer_state(parameter, part, moment)

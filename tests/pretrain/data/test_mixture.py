@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrain.data.windows import ShardWindows
+from pretrain.data.mixture import ShardWindows
 
 SEQUENCES = [7, 0, 3, 11, 1, 5, 9, 4, 2, 8]
 SIZE = sum(SEQUENCES)
