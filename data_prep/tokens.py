@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from data_prep.curation.words import IN_WORDS, WITHOUT_SPACES
-from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, refuse
+from electra_sampler.foundation.config import ConfigError, StrictRecord, explained, few, refuse
 from electra_sampler.foundation.files import require_file_or_folder, write_if_other
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # BERT's
@@ -81,47 +81,48 @@ class SubwordTokenizer:
         tokenizer.no_padding()
         tokenizer.post_processor = _template(tokenizer, marks)
         settings = json.loads(tokenizer.to_str())
-        byte_level = _byte_level(settings)
-        leads = byte_level is None or byte_level["add_prefix_space"] or "Prepend" in str(settings["normalizer"])
-        if not leads:
-            added = (regex.escape(one["content"]) for one in settings["added_tokens"] if not one["special"])
-            tokenizer.normalizer = normalizers.Sequence(
-                [
-                    tokenizer.normalizer or normalizers.Sequence([]),
-                    normalizers.Prepend(" "),
-                    # the library normalizes the added tokens, too, which must stay as they are
-                    normalizers.Replace(Regex(rf"\A (?=(?:{'|'.join(added)})\z)"), ""),
-                ]
-            )
         self._fast, self.slow_because = _fast_encoder(settings)
         self._cached = 0
         self.vocab_size = tokenizer.get_vocab_size()
-        self.special = SpecialTokens.model_validate(
-            {name: tokenizer.token_to_id(token) for name, token in marks.items()}
-        )
+        self.special = SpecialTokens(**{name: tokenizer.token_to_id(token) for name, token in marks.items()})
         self.never_masked = np.isin(
             np.arange(self.vocab_size), [number for name, number in self.special if name != "unk"]
         )
         self.tokens = [tokenizer.id_to_token(number) or "" for number in range(self.vocab_size)]
         self.continuation = np.array([token.startswith(CONTINUATION) for token in self.tokens])
         self.shown = self.spelled = self.tokens
-        if byte_level is not None:
-            step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            spelled = {
-                one["id"]: "".join(part for part, _ in step.pre_tokenize_str(one["content"]))
-                for one in settings["added_tokens"]
-            }
-            self.spelled = [spelled.get(number, token) for number, token in enumerate(self.tokens)]
-            text = [
-                bytes(_BYTES.get(character, 0) for character in one).decode("utf-8", "surrogateescape")
-                for one in self.spelled
+        if byte_level := _byte_level(settings):
+            self._read_bytes(settings["added_tokens"])
+            if not byte_level["add_prefix_space"] and "Prepend" not in str(settings["normalizer"]):
+                self._prepend_space(settings["added_tokens"])
+
+    def _read_bytes(self, added: list[dict[str, Any]]) -> None:
+        """Sets the properties of a byte-level BPE's vocabulary that its bytes decide."""
+        step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        spelled = {one["id"]: "".join(part for part, _ in step.pre_tokenize_str(one["content"])) for one in added}
+        self.spelled = [spelled.get(number, token) for number, token in enumerate(self.tokens)]
+        text = [
+            bytes(_BYTES.get(character, 0) for character in one).decode("utf-8", "surrogateescape")
+            for one in self.spelled
+        ]
+        self.continuation = np.array([_INSIDE_WORD.match(one) is not None for one in text]) & ~self.never_masked
+        self.shown = [
+            CONTINUATION * bool(joined)
+            + (one.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip() or token)
+            for one, token, joined in zip(text, self.tokens, self.continuation, strict=True)
+        ]
+
+    def _prepend_space(self, added: list[dict[str, Any]]) -> None:
+        """Makes a byte-level BPE encode a text's first word as it does the others, with the space before them."""
+        tokens = (regex.escape(one["content"]) for one in added if not one["special"])
+        self._tokenizer.normalizer = normalizers.Sequence(
+            [
+                self._tokenizer.normalizer or normalizers.Sequence([]),
+                normalizers.Prepend(" "),
+                # the library normalizes the added tokens, too, which must stay as they are
+                normalizers.Replace(Regex(rf"\A (?=(?:{'|'.join(tokens)})\z)"), ""),
             ]
-            self.continuation = np.array([_INSIDE_WORD.match(one) is not None for one in text]) & ~self.never_masked
-            self.shown = [
-                CONTINUATION * bool(joined)
-                + (one.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip() or token)
-                for one, token, joined in zip(text, self.tokens, self.continuation, strict=True)
-            ]
+        )
 
     @classmethod
     def load(cls, folder: Path) -> "SubwordTokenizer":
@@ -135,7 +136,7 @@ class SubwordTokenizer:
             for path in (folder / name for name in FILES)
             if path.resolve().parent != folder.resolve()
         )
-        return cls(*_checked(str(folder), read_folder(folder)))
+        return cls(*_checked(str(folder), *read_folder(folder, "vocab")))
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encodes texts; returns their ids, concatenated, uint16, and the number per text, int64; no special tokens.
@@ -205,7 +206,9 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
     Raises:
         ConfigError: it does not exist, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    tokenizer = SubwordTokenizer(*_checked(vocab, _readable(vocab, lambda: _named(vocab))))
+    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another", Exception):  # as tokenizers raises
+        named = _named(vocab)
+    tokenizer = SubwordTokenizer(*_checked(vocab, *named))
     if tokenizer.slow_because is not None:
         print(f"using Hugging Face's encoder, which is 20 times slower: {tokenizer.slow_because}", file=sys.stderr)
     return tokenizer
@@ -214,11 +217,11 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
 def _named(vocab: str) -> Marked:
     path = Path(vocab)
     if path.is_dir():
-        return _in_folder(path)
+        return _in_folder(path, "vocab")
     if path.exists():
-        tokens = _read_vocabulary(path)
+        tokens = _read_vocabulary(path, "vocab")
         if any((path.parent / name).is_file() for name in FILES[:2]):
-            tokenizer, marks = _in_folder(path.parent)
+            tokenizer, marks = _in_folder(path.parent, "vocab")
             if tokenizer.get_vocab() == {token: number for number, token in enumerate(tokens)}:
                 return tokenizer, marks
         return from_vocabulary(tokens), BERTS  # settings beside it, if any, belong to another vocabulary
@@ -273,12 +276,7 @@ def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # BERT's; no default of this class
         }
-    return {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": normalizer["lowercase"],
-        "strip_accents": normalizer["strip_accents"],
-        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-    }
+    return {"tokenizer_class": "BertTokenizer", **{name: normalizer[key] for name, key in _NORMALIZES.items()}}
 
 
 def _byte_level(settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -322,64 +320,88 @@ _OF_BERTS_KIND = regex.compile("(Bert|Electra|DistilBert|MobileBert|ConvBert|MPN
 """Classes of `transformers` that a vocab.txt defines."""
 
 
-def read_folder(folder: Path) -> Marked:
+def read_folder(folder: Path, option: str) -> Marked:
     """Returns the tokenizer in a folder, which gives the ids of `AutoTokenizer`, and its special tokens by name.
 
     Raises:
-        ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise.
+        ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise;
+            the message names the `option` that gave the folder.
     """
-    tokenizer, marks = _readable(str(folder), lambda: _in_folder(folder))
-    if problems := [*_lacks(str(folder), tokenizer, marks)]:
-        raise ConfigError(*problems)
+    with explained(f"{option}: no tokenizer can be read from {folder}", "give another", Exception):  # likewise
+        tokenizer, marks = _in_folder(folder, option)
+    refuse(_lacks(f"{option}: {folder}", tokenizer, marks))
     return tokenizer, marks
 
 
-def _in_folder(folder: Path) -> Marked:
+def _in_folder(folder: Path, option: str) -> Marked:
     settings, special, added = (
         json.loads((folder / name).read_text("utf-8")) if (folder / name).is_file() else {}
         for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
     )
     named = special | settings
     marks = {name: _content(named.get(f"{name}_token")) or token for name, token in BERTS.items()}
-    if (folder / "tokenizer.json").is_file():
-        # not by path, which would have to be UTF-8
-        layout = json.loads(Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes()).to_str())
-        _require_same_normalization(folder, settings, layout["normalizer"] or {})
-        for one in layout["added_tokens"]:
-            if one["special"] and one["content"] not in marks.values():  # keeps its one id in a text
-                one |= {"special": False, "normalized": one["normalized"] or _byte_level(layout) is not None}
-        tokenizer = Tokenizer.from_str(json.dumps(layout))
-    else:
-        kind = str(settings.get("tokenizer_class"))
-        if not _OF_BERTS_KIND.fullmatch(kind):
-            raise ConfigError(
-                f"vocab: {folder / 'tokenizer_config.json'} has tokenizer_class {kind!r}, which a vocab.txt alone does"
-                " not define; give a tokenizer with a tokenizer.json"
-            )
-        tokenizer = from_vocabulary(_read_vocabulary(folder / "vocab.txt"), _normalizer(settings))
-        known = [token for token in marks.values() if tokenizer.token_to_id(token) is not None]
-        tokenizer.add_special_tokens(known)
-        if len(known) == len(marks):
-            tokenizer.post_processor = _template(tokenizer, marks)
-    extra: list[tuple[str, str, int | None]] = [("added_tokens.json", token, number) for token, number in added.items()]
-    extra += [
-        ("tokenizer_config.json", one["content"], int(number))
-        for number, one in settings.get("added_tokens_decoder", {}).items()
+    is_whole = (folder / "tokenizer.json").is_file()
+    tokenizer = (_from_layout if is_whole else _from_words)(folder, settings, marks, option)
+    extra = [*_added_tokens(named, added)]
+    problems = [
+        f"{option}: {source} of {folder} adds {token!r}, which the vocabulary lacks or has at another place; save"
+        " the tokenizer as one tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        for source, token, number in extra
+        if (found := tokenizer.token_to_id(token)) is None or number not in (None, found)
     ]
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = named.get(key) or []
-        extra += [(key, _content(one), None) for one in (tokens.values() if isinstance(tokens, dict) else tokens)]
-    for source, token, number in extra:
-        found = tokenizer.token_to_id(token)
-        if found is None or number not in (None, found):
-            raise ConfigError(
-                f"vocab: {source} of {folder} adds {token!r}, which the vocabulary lacks or has at another place; save"
-                " the tokenizer as one tokenizer.json: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-            )
-    if not (folder / "tokenizer.json").is_file():
+    refuse(few(problems, "such tokens"))
+    if not is_whole:
         others = dict.fromkeys(token for _, token, _ in extra if token not in marks.values())
         tokenizer.add_tokens([AddedToken(token, normalized=False) for token in others])
     return tokenizer, marks
+
+
+def _from_layout(folder: Path, settings: dict[str, Any], marks: Mapping[str, str], option: str) -> Tokenizer:
+    """Returns the tokenizer of a tokenizer.json. Special tokens that have no name keep their one id in a text."""
+    # not by path, which would have to be UTF-8
+    layout = json.loads(Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes()).to_str())
+    normalizer = layout["normalizer"] or {}
+    both = _NORMALIZES.items() if normalizer.get("type") == "BertNormalizer" else ()
+    refuse(  # transformers follows the one or the other, by class and version
+        f"{option}: {folder / 'tokenizer_config.json'} has {name} {json.dumps(settings[name])}, but tokenizer.json has"
+        f" {key} {json.dumps(normalizer[key])}; correct one of them"
+        for name, key in both
+        if settings.get(name) not in (None, normalizer["lowercase"] if normalizer[key] is None else normalizer[key])
+    )
+    for one in layout["added_tokens"]:
+        if one["special"] and one["content"] not in marks.values():
+            one |= {"special": False, "normalized": one["normalized"] or _byte_level(layout) is not None}
+    return Tokenizer.from_str(json.dumps(layout))
+
+
+def _from_words(folder: Path, settings: dict[str, Any], marks: Mapping[str, str], option: str) -> Tokenizer:
+    """Returns the tokenizer of a vocab.txt, which its settings complete."""
+    kind = str(settings.get("tokenizer_class"))
+    if not _OF_BERTS_KIND.fullmatch(kind):
+        raise ConfigError(
+            f"{option}: {folder / 'tokenizer_config.json'} has tokenizer_class {kind!r}, which a vocab.txt alone does"
+            " not define; give a tokenizer with a tokenizer.json"
+        )
+    normalizer = None
+    if "do_lower_case" in settings:
+        chosen = {key: settings[name] for name, key in _NORMALIZES.items() if name in settings}
+        normalizer = normalizers.BertNormalizer(**chosen)
+    tokenizer = from_vocabulary(_read_vocabulary(folder / "vocab.txt", option), normalizer)
+    known = [token for token in marks.values() if tokenizer.token_to_id(token) is not None]
+    tokenizer.add_special_tokens(known)
+    if len(known) == len(marks):
+        tokenizer.post_processor = _template(tokenizer, marks)
+    return tokenizer
+
+
+def _added_tokens(named: Mapping[str, Any], added: Mapping[str, int]) -> Iterator[tuple[str, str, int | None]]:
+    """Yields what a folder adds to its vocabulary: the file or setting that does, the token, and its id if given."""
+    yield from (("added_tokens.json", token, number) for token, number in added.items())
+    described = named.get("added_tokens_decoder", {}).items()
+    yield from (("tokenizer_config.json", one["content"], int(number)) for number, one in described)
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = named.get(key) or []
+        yield from ((key, _content(one), None) for one in (tokens.values() if isinstance(tokens, dict) else tokens))
 
 
 def _content(token: Any) -> Any:
@@ -387,59 +409,24 @@ def _content(token: Any) -> Any:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _normalizer(settings: Mapping[str, Any]) -> normalizers.Normalizer | None:
-    if "do_lower_case" not in settings:
-        return None
-    return normalizers.BertNormalizer(
-        lowercase=settings["do_lower_case"],
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    )
-
-
-def _require_same_normalization(folder: Path, settings: Mapping[str, Any], normalizer: Mapping[str, Any]) -> None:
-    """Refuses a tokenizer_config.json that says otherwise than BERT's normalizer in the tokenizer.json beside it.
-
-    `transformers` follows the one or the other, by class and version.
-    """
-    both = ((name, key) for name, key in _NORMALIZES.items() if normalizer.get("type") == "BertNormalizer")
-    refuse(
-        f"vocab: {folder / 'tokenizer_config.json'} has {name} {json.dumps(settings[name])}, but tokenizer.json has"
-        f" {key} {json.dumps(normalizer[key])}; correct one of them"
-        for name, key in both
-        if settings.get(name) not in (None, normalizer["lowercase"] if normalizer[key] is None else normalizer[key])
-    )
-
-
-def _read_vocabulary(path: Path) -> list[str]:
+def _read_vocabulary(path: Path, option: str) -> list[str]:
     """Reads one token per line, split at line feeds only, because some of Unicode's line separators are tokens."""
-    require_file_or_folder(path, "vocab")
+    require_file_or_folder(path, option)
     return path.read_text("utf-8-sig").removesuffix("\n").split("\n")
 
 
-def _readable(vocab: str, read: Callable[[], Marked]) -> Marked:
-    """Returns the tokenizer that `read` loads, with its special tokens.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another"):  # it raises bare Exceptions
-        return read()
-
-
-def _lacks(vocab: str, tokenizer: Tokenizer, marks: Mapping[str, str]) -> Iterator[str]:
+def _lacks(source: str, tokenizer: Tokenizer, marks: Mapping[str, str]) -> Iterator[str]:
     """Yields a problem if the vocabulary lacks a special token."""
     if missing := [token for token in marks.values() if tokenizer.token_to_id(token) is None]:
-        yield f"vocab: {vocab} lacks {', '.join(missing)}; add them to the vocabulary"
+        yield f"{source} lacks {', '.join(missing)}; add them to the vocabulary"
 
 
-def _checked(vocab: str, marked: Marked) -> Marked:
+def _checked(vocab: str, tokenizer: Tokenizer, marks: Mapping[str, str]) -> Marked:
     """Returns a tokenizer with its special tokens after checking that shards can hold its ids.
 
     Raises:
         ConfigError: it is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    tokenizer, marks = marked
     settings = json.loads(tokenizer.to_str())
     model, problems = settings["model"], []
     word_piece = model.get("type") == "WordPiece" and model.get("continuing_subword_prefix") == CONTINUATION
@@ -448,7 +435,7 @@ def _checked(vocab: str, marked: Marked) -> Marked:
             f"vocab: {vocab} is neither WordPiece with ## pieces nor a byte-level BPE; give one of BERT's kind or of"
             " GPT-2's"
         )
-    problems += _lacks(vocab, tokenizer, marks)
+    problems += _lacks(f"vocab: {vocab}", tokenizer, marks)
     if not (_byte_level(settings) or {"add_prefix_space": True})["add_prefix_space"]:
         problems += [  # each text between such tokens would begin with a space of its own
             f"vocab: {vocab} has the added token {one['content']!r} with normalized false; save it with true"

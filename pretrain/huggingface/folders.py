@@ -86,10 +86,7 @@ def load_tokenizer(folder: Path, ids: int | None = None) -> Any:
         raise ConfigError(
             f"model: {folder} has no tokenizer; save one there, expected one of {', '.join(TOKENIZER_FILES)} in it"
         )
-    try:
-        whole, marks = read_folder(folder)
-    except ConfigError as error:  # which names data preparation's option
-        raise ConfigError(*(f"model{problem.removeprefix('vocab')}" for problem in error.problems)) from None
+    whole, marks = read_folder(folder, "model")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=whole,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
