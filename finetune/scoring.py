@@ -159,9 +159,16 @@ def open_scorer(
     """
     if not torch.cuda.is_available():
         cpu_ops.use()
-    *_, main = models = open_models(name, generator)
-    kinds = kinds_of(models, kinds, mask_share)
-    tokenizer, detects = main.load_tokenizer(), main.role == "discriminator"
+    models = find_donors((name,)) if is_run((name,)) else (read_stored(name),)
+    if generator or len(models) == 1:
+        models = family(models[-1], generator)
+    *others, tokenizer = (model.load_tokenizer() for model in models)
+    if any(other.get_vocab() != tokenizer.get_vocab() for other in others):
+        raise ConfigError(
+            f"generator: {models[0].folder} is not a masked language model with the vocabulary of {name}; name one"
+        )
+    main, kinds = models[-1], kinds_of(models, kinds, mask_share)
+    detects = main.role == "discriminator"
     tokenizer.split_special_tokens = True  # "[MASK]" in a sentence is text, as in pre-training
     sampling = sampling_of(main, mask_share) if detects and "likelihood" in kinds else None
     discriminator = built(main, random_weights) if detects and {*kinds} != {"generator"} else None
@@ -176,22 +183,6 @@ def open_scorer(
             )
     label = f"{name} (random weights)" if random_weights else name
     return Scorer(label, discriminator, predictor, sampling, tokenizer, kinds)
-
-
-def open_models(name: str, generator: str | None) -> tuple[Stored, ...]:
-    """Returns the models of a run or a folder: if there are two, the generator first.
-
-    Raises:
-        ConfigError: there is no such model, or no generator that fits.
-    """
-    found = find_donors((name,)) if is_run((name,)) else (read_stored(name),)
-    found = family(found[-1], generator) if generator or len(found) == 1 else found
-    first, *others = found
-    if others and others[0].load_tokenizer().get_vocab() != first.load_tokenizer().get_vocab():
-        raise ConfigError(
-            f"generator: {first.folder} is not a masked language model with the vocabulary of {name}; name one"
-        )
-    return found
 
 
 def kinds_of(models: tuple[Stored, ...], asked: Collection[Kind], mask_share: float | None) -> tuple[Kind, ...]:
