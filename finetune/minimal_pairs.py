@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,12 +11,14 @@ import numpy as np
 from pydantic_core import from_json
 
 from electra_sampler.foundation.config import ConfigError, explained
-from electra_sampler.foundation.files import BLIMP, files_in, require_folder, require_own, write_atomically
+from electra_sampler.foundation.files import UNREADABLE, files_in, require_folder, require_own, write_atomically
 from electra_sampler.foundation.markdown_table import markdown_table
 from electra_sampler.foundation.stats import mean, resample
 from finetune.scoring import Kind, open_scorer
 
 GROUPS = ("field", "term", "paradigm")
+FILES = re.compile(r"(?:data/)?[^/.][^/]*\.jsonl")
+"""Names of BLiMP's files, in a folder or in BLiMP.zip."""
 KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
 """BLiMP's keys for the fields of `Pair`, in order."""
 
@@ -36,22 +39,17 @@ def read_pairs(folder: Path) -> list[Pair]:
     Raises:
         ConfigError: there is no such file, or it is damaged.
     """
-    with explained(f"data: {folder} cannot be read as BLiMP", "download it again"):
-        pairs = [
-            parse_pair(line)
-            for _, content in files_in(folder, BLIMP, "data")
-            for line in content.removeprefix(b"\xef\xbb\xbf").splitlines()  # a byte order mark
-            if line.strip()
-        ]
+    pairs = []
+    kinds = (*UNREADABLE, ValueError, LookupError, TypeError)  # or a line holds anything else than a pair
+    with explained(f"data: {folder} cannot be read as BLiMP", "download it again", kinds):
+        for _, content in files_in(folder, FILES, "data"):
+            for line in filter(str.strip, content.decode("utf-8-sig").split("\n")):
+                entry = from_json(line)
+                good, bad, field, term, paradigm = (str.strip(entry[key]) for key in KEYS)
+                pairs.append(Pair(good, bad, field.replace("/", "_"), term, paradigm))  # one field has two spellings
     if not pairs:
         raise ConfigError(f"data: {folder} holds no pairs; name the folder of BLiMP's .jsonl files or of BLiMP.zip")
     return pairs
-
-
-def parse_pair(line: bytes) -> Pair:
-    entry = from_json(line)
-    good, bad, field, term, paradigm = (str.strip(entry[key]) for key in KEYS)
-    return Pair(good, bad, field.replace("/", "_"), term, paradigm)  # one field is spelled in two ways
 
 
 def accuracies(right_P: np.ndarray, pairs: Sequence[Pair]) -> dict[str, dict[str, list[float]]]:

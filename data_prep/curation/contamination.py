@@ -19,8 +19,6 @@ import io
 import json
 import re
 import unicodedata
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
@@ -32,7 +30,7 @@ import numpy as np
 from data_prep.curation.measures import ngram_keys
 from data_prep.curation.words import words
 from electra_sampler.foundation.config import ConfigError, explained, refuse, shown
-from electra_sampler.foundation.files import BLIMP, files_in, write_if_other
+from electra_sampler.foundation.files import UNREADABLE, files_in, write_if_other
 
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits
@@ -41,7 +39,7 @@ _GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "questio
 _LAYOUTS = {
     "glue": (re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
     "squad": (re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
-    "blimp": (BLIMP, ("sentence_good", "sentence_bad")),
+    "blimp": (re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
 }
 """The files and fields of each named set."""
 
@@ -175,8 +173,7 @@ def _read_set(given: str) -> EvaluationSet:
         fields = tuple(chosen.split(","))
     digest = hashlib.sha256()
     examples: list[tuple[str, str]] = []
-    damage = (OSError, zipfile.BadZipFile, zlib.error, RuntimeError)  # the last: an encrypted archive
-    with explained(f"decontaminate: {given} cannot be read", "name another file", damage):
+    with explained(f"decontaminate: {given} cannot be read", "name another file", UNREADABLE):
         for file, content in files_in(Path(rest), pattern, "decontaminate"):
             digest.update(f"{file}\n{','.join(fields)}\n{len(content)}\n".encode(errors="surrogateescape"))
             digest.update(content)

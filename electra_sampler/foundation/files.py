@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from pydantic_core import from_json
 
@@ -22,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT if (ROOT / "ds_configs").is_dir() else ROOT / "electra_sampler"
 """The folder of `ds_configs` and `hostfiles`: a checkout's root, or a package of the installation."""
 TEMPORARY_SUFFIX = ".tmp"
-BLIMP = re.compile(r"(?:data/)?[^/.][^/]*\.jsonl")
-"""Names of BLiMP's files, in a folder or in BLiMP.zip."""
+UNREADABLE = (OSError, BadZipFile, zlib.error, RuntimeError)
+"""Errors of reading files of a folder or an archive; the last is that of an encrypted one."""
 _UNSEALED = "0" * 64
 _SEAL = re.compile(rb'\{\s*"sha256": "([0-9a-f]{64})"')
 
@@ -240,23 +241,23 @@ def read_file(path: Path, option: str, expected: str = "") -> bytes:
 
 def files_in(root: Path, pattern: re.Pattern[str] | None, option: str) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of a file that a user names or, if there is a `pattern`, of each file of the folder or
-    archive `root` whose name matches, sorted by name.
+    archive `root` whose name matches, sorted by name. If a folder has none, those in its archives are read.
 
     Raises:
         ConfigError: one of them is a pipe or a device.
-        OSError, BadZipFile, zlib.error, RuntimeError: one of them cannot be read.
+        UNREADABLE: one of them cannot be read.
     """
     require_file_or_folder(root, option)
     if pattern is None or (root.is_file() and root.suffix != ".zip"):
         yield root.name, root.read_bytes()
         return
-    archive = root if root.is_file() else root / "BLiMP.zip"
-    if archive.exists():
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
+    if names := sorted(filter(pattern.fullmatch, paths)):
+        yield from ((name, read_file(paths[name], option)) for name in names)
+        return
+    for archive in sorted(root.glob("*.zip")) if root.is_dir() else [root]:
         with ZipFile(io.BytesIO(read_file(archive, option))) as file:
             yield from ((name, file.read(name)) for name in sorted(file.namelist()) if pattern.fullmatch(name))
-        return
-    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
-    yield from ((name, read_file(paths[name], option)) for name in sorted(filter(pattern.fullmatch, paths)))
 
 
 def read_object(path: Path, option: str, fix: str, parse: Callable[[bytes], Any] = from_json) -> dict[str, Any]:
