@@ -148,7 +148,7 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     Raises:
         ConfigError: the sentence has no words, or too many tokens; or no such token.
     """
-    with explained("sentence: cannot be read", "send UTF-8 text"):
+    with explained("sentence: cannot be read", "send UTF-8 text", UnicodeDecodeError):
         sentence = content.decode()
     _, *ids, _ = all_ids = scorer.ids_of(sentence)
     if not ids or not sentence.strip():

@@ -58,10 +58,10 @@ class LocalProblem(ConfigError):
 def explained(
     what: str,
     fix: str,
-    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+    kinds: type[Exception] | tuple[type[Exception], ...],
     kind: type[ConfigError] = ConfigError,
 ) -> Iterator[None]:
-    """Turns an error in the block of these kinds, by default of any, into a `ConfigError`: `WHAT (REASON); FIX`.
+    """Turns an error in the block, if of these kinds, into a `ConfigError`: `WHAT (REASON); FIX`.
 
     The reason is the first line of the error's message, with the name of its file unless that is in `what`. An error
     that may pass stays as it is.

@@ -109,9 +109,12 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
         ConfigError: the hub cannot be reached and no copy is cached.
     """
     import datasets
+    from huggingface_hub.errors import HTTPError
 
     configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
-    with explained(f"data_dir: cannot load {dataset} {configuration}", "give a folder of TSV files"):
+    # the last: of a dataset that is a script
+    kinds = (OSError, ValueError, HTTPError, datasets.exceptions.DatasetsError, RuntimeError)
+    with explained(f"data_dir: cannot load {dataset} {configuration}", "give a folder of TSV files", kinds):
         rows = datasets.load_dataset(dataset, configuration, split=split)
     return f"{dataset} {configuration} {split}", enumerate(rows, 1)
 

@@ -1,12 +1,15 @@
 """Hugging Face folders as files: found or downloaded; settings, tokenizer and weights read; a model filled."""
 
 import re
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -19,6 +22,11 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """Types in which weights may be stored: fp32 represents each of them exactly."""
 
+DAMAGED = (
+    *(OSError, SafetensorError, UnpicklingError, EOFError, struct.error, RuntimeError),
+    *(AssertionError, AttributeError, LookupError, TypeError, ValueError),
+)
+"""Errors of reading damaged weights; PyTorch's unpickler takes every byte for a sound one."""
 PICKLED = "pytorch_model.bin"
 """File of weights as old versions of transformers saved them."""
 
@@ -41,9 +49,10 @@ def find_folder(name: str | Path) -> Path:
             f"model: {name} has no config.json; name a folder written by pretrain/export.py, or a stock ELECTRA"
         )
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError
 
     what = f"model: {name} is not a local folder and could not be downloaded from the hub"
-    with explained(what, "check the name, or download the model and name its folder"):
+    with explained(what, "check the name, or download the model and name its folder", (OSError, ValueError, HTTPError)):
         found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt", CARD]))
         if not any(found.glob("*.safetensors")):
             found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt", CARD]))
@@ -119,13 +128,13 @@ def read_weights(folder: Path, file: str = "model.safetensors") -> dict[str, Ten
             if parts
             else f"model: {folder} has no model.safetensors; save it in that format"
         )
-    with explained(f"model: cannot read {path}", AGAIN):
+    with explained(f"model: cannot read {path}", AGAIN, DAMAGED):
         stored = torch.load(path, "cpu", weights_only=True) if path.name == PICKLED else load_file(path)
-        if not all(
-            isinstance(name, str) and isinstance(weight, Tensor) and weight.layout is torch.strided and weight.is_cpu
-            for name, weight in stored.items()
-        ):
-            raise ValueError("expected nothing but dense tensors by name")
+    if not isinstance(stored, dict) or not all(
+        isinstance(name, str) and isinstance(weight, Tensor) and weight.layout is torch.strided and weight.is_cpu
+        for name, weight in stored.items()
+    ):
+        raise ConfigError(f"model: cannot read {path} (expected nothing but dense tensors by name); {AGAIN}")
     weights = {name: weight for name, weight in stored.items() if not name.endswith(BUFFERS)}
     for name, weight in weights.items():
         if weight.dtype not in EXACT:

@@ -124,7 +124,7 @@ def test_a_config_error_prints_as_its_problems():
     ],
 )
 def test_an_error_about_a_file_says_what_happened_and_how_to_fix_it(error, reason):
-    with pytest.raises(ConfigError) as told, explained("input: cannot read a/file", "replace it"):
+    with pytest.raises(ConfigError) as told, explained("input: cannot read a/file", "replace it", Exception):
         raise error
     assert told.value.problems == (f"input: cannot read a/file ({reason}); replace it",)
 
