@@ -107,7 +107,6 @@ def proposal_of(
     weight_V, original_V = log_weights(log_p_G_V, sampling, head_V)
     if original_V is not None:
         weight_V[original] = original_V[original]
-    loss_V = None
-    if sampling.objective == "hp_loss":
-        loss_V = F.softplus(head_V.index_put((original,), -head_V[original]))
+    estimates = sampling.objective == "hp_loss"
+    loss_V = F.softplus(head_V.index_put((original,), -head_V[original])) if estimates else None
     return Proposal(log_p_G_V.exp(), weight_V.softmax(-1), loss_V)

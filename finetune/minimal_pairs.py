@@ -1,6 +1,7 @@
 """Accuracy on minimal pairs of sentences, by a model's scores; shape letter: P pairs."""
 
 import io
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +15,7 @@ from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.files import UNREADABLE, files_in, require_folder, require_own, write_atomically
 from electra_sampler.foundation.markdown_table import markdown_table
 from electra_sampler.foundation.stats import mean, resample
-from finetune.scoring import Kind, open_scorer
+from finetune.scoring import Kind, Scorer, open_scorer
 
 GROUPS = ("field", "term", "paradigm")
 FILES = re.compile(r"(?:data/)?[^/.][^/]*\.jsonl")
@@ -87,17 +88,10 @@ def evaluate(
         require_own(output / f"blimp.{file}", mark)
     for name in models[1:]:  # a mistake in a later name must not cost the scores of the first
         open_scorer(name, score, generator, mask_share)
-    results, right = {}, {}
-    for name in models:
-        for random in (False, True) if random_weights else (False,):
-            scorer = open_scorer(name, score, generator, mask_share, random)
-            scores = scorer.scores({sentence for pair in pairs for sentence in (pair.good, pair.bad)})
-            for kind in scorer.kinds:
-                good_P = np.array([scores[pair.good][kind].sum() for pair in pairs])
-                bad_P = np.array([scores[pair.bad][kind].sum() for pair in pairs])
-                label = f"{scorer.name} {kind}"
-                right[label] = (good_P > bad_P) + 0.5 * (good_P == bad_P)
-                results[label] = accuracies(right[label], pairs)
+    wanted = itertools.product(models, (False, True) if random_weights else (False,))
+    scorers = (open_scorer(name, score, generator, mask_share, random) for name, random in wanted)
+    right = dict(entry for scorer in scorers for entry in judged(scorer, pairs))
+    results = {label: accuracies(right_P, pairs) for label, right_P in right.items()}
     content = io.BytesIO()
     np.savez_compressed(content, right=np.stack([*right.values()]).astype(np.float32))
     write_atomically(output / "blimp.npz", content.getvalue())
@@ -108,6 +102,15 @@ def evaluate(
     table = "\n".join(report(len(pairs), results))
     write_atomically(output / "blimp.md", (table + "\n").encode())
     return table
+
+
+def judged(scorer: Scorer, pairs: Sequence[Pair]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields, for each kind of score, a label and which pairs it judges right, [P]; a tie is half right."""
+    scores = scorer.scores({sentence for pair in pairs for sentence in (pair.good, pair.bad)})
+    for kind in scorer.kinds:
+        good_P = np.array([scores[pair.good][kind].sum() for pair in pairs])
+        bad_P = np.array([scores[pair.bad][kind].sum() for pair in pairs])
+        yield f"{scorer.name} {kind}", (good_P > bad_P) + 0.5 * (good_P == bad_P)
 
 
 def report(pairs: int, results: dict[str, dict[str, dict[str, list[float]]]]) -> Iterator[str]:

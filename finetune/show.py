@@ -64,13 +64,12 @@ class Page(ThreadingHTTPServer):
     """The page of a model, on this machine only, under an address that nobody can guess."""
 
     def __init__(self, scorer: "Scorer") -> None:
-        from jinja2 import Environment, FileSystemLoader
+        from jinja2 import Environment
 
         super().__init__(("127.0.0.1", 0), Answer)
         self.scorer, self.turn = scorer, Lock()
         self.place, self.nonce = f"/{secrets.token_urlsafe()}/", secrets.token_urlsafe()
-        pages = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-        template = pages.get_template("show.html")
+        template = Environment(autoescape=True).from_string(Path(__file__).with_name("show.html").read_text())
         self.html = template.render(scorer=scorer, lacks=[*lacks(scorer)], nonce=self.nonce)
 
     @property

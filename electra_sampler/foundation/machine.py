@@ -64,11 +64,9 @@ def instructions() -> str:
     """
     lines = (line.split() for line in _text(CPUINFO).splitlines() if line.startswith(("flags", "Features")))
     flags = next(lines, [])
-    found = [name for name, flag in (ARM | X86).items() if flag in flags]
+    found = [name for name, flag in (ARM | X86).items() if flag in flags] or ["unknown"]
     limit = ONEDNN_LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper())
-    if limit and limit in found:
-        return limit
-    return found[-1] if found else "unknown"
+    return limit if limit in found else found[-1]
 
 
 def is_intel() -> bool:

@@ -6,9 +6,7 @@ import io
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from multiprocessing.pool import ThreadPool
-from types import TracebackType
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -25,28 +23,23 @@ DAY = 86_400
 Made = TypeVar("Made")
 
 
-class Progress(AbstractContextManager["Progress"]):
+class Progress(tqdm):
     """Shows the number of bytes processed out of `total`; a context manager."""
 
     def __init__(self, total: int, what: str) -> None:
         self._is_log = not sys.stderr.isatty()
         line = {"file": io.StringIO(), "bar_format": _LINE, "smoothing": 0, "mininterval": _SECONDS_BETWEEN_LINES}
-        self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, **(line if self._is_log else {}))
+        super().__init__(total=total, desc=what, unit="B", unit_scale=True, **(line if self._is_log else {}))
         self._last_line = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
 
     def advance(self, amount: int, is_old: bool = False) -> None:
         """Adds processed bytes and updates the display; bytes from an earlier run do not count toward speed."""
         if is_old:
-            self._bar.initial += amount
-        self._bar.update(amount)
+            self.initial += amount
+        self.update(amount)
         if self._is_log and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(self._bar, file=sys.stderr, flush=True)
+            print(self, file=sys.stderr, flush=True)
 
 
 _UNITS = (("year", 365 * DAY), ("month", 30 * DAY), ("day", DAY), ("hour", 3600), ("minute", 60), ("second", 1))

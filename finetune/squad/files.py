@@ -114,8 +114,7 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
     try:
         layout = _File.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
     except ValidationError as error:
-        places = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
-        _refuse(source, places)
+        _refuse(source, (f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()))
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
         Question(entry.id, entry.question, place, entry.answers or ())
@@ -128,21 +127,19 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
 
 
 def _contradictions(entries: list[_Entry], has_unanswerable: bool) -> Iterator[str]:
-    for identifier, times in Counter(entry.id for entry in entries).items():
-        if times > 1:
-            yield f"question {identifier}: its id is listed {times} times, expected once"
+    listed = Counter(entry.id for entry in entries).items()
+    yield from (f"question {one}: its id is listed {times} times, expected once" for one, times in listed if times > 1)
     for entry in entries:
         if entry.answers is None:
             yield f"question {entry.id}: no field answers, expected a list"
-            continue
-        if entry.is_impossible == bool(entry.answers):
+        elif entry.is_impossible == bool(entry.answers):
             yield (
                 f"question {entry.id}: is_impossible is {entry.is_impossible} with {len(entry.answers)} answers;"
                 " expected True without answers, else False"
             )
         elif not entry.answers and not has_unanswerable:
             yield f"question {entry.id}: no answer, expected one in SQuAD 1.1; remove it"
-        if any(not answer.text.strip() for answer in entry.answers):
+        if any(not answer.text.strip() for answer in entry.answers or ()):
             yield f"question {entry.id}: an answer has no text; give its text"
 
 

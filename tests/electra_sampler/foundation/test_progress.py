@@ -17,7 +17,7 @@ def test_durations_are_hours_minutes_and_seconds_or_days(seconds, text):
 
 def test_a_log_gets_plain_lines_with_percentage_speed_and_time_left(monkeypatch, capsys):
     with progress.Progress(400_000_000, "shards") as shown:
-        shown._bar.start_t -= 50
+        shown.start_t -= 50
         shown.advance(100_000_000, is_old=True)
         monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
         shown.advance(100_000_000)
