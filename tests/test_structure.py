@@ -20,7 +20,7 @@ ROOMS = (
     *("pretrain/engine", "pretrain/config", "pretrain/presets", "pretrain/huggingface", "pretrain/runs"),
     *("pretrain/planning", "pretrain/training", "pretrain/analysis"),
     "pretrain",
-    *("finetune/config", "finetune/presets", "finetune/tokens", "finetune/running"),
+    *("finetune/config", "finetune/presets", "finetune/running"),
     *("finetune/likelihood", "finetune/scoring"),
     *(
         "finetune/minimal_pairs",

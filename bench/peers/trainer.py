@@ -19,7 +19,7 @@ from transformers import (
 
 from bench.timing import wait_for_gpu
 from finetune.config import FinetuneConfig
-from finetune.tokens import Features
+from finetune.running.job import Features
 
 
 class EpochClock(TrainerCallback):

@@ -24,9 +24,8 @@ from electra_sampler.foundation.config import ConfigError
 from finetune.config import GlueConfig, GlueOptions
 from finetune.glue.files import load_task, missing_from
 from finetune.glue.tasks import Example, ExampleSet, GlueTask, TaskData, select_tasks
-from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, labels_of
+from finetune.running.job import PIPELINE, Batch, Evaluation, Features, HuggingFaceModel, Job, LoadedTask, labels_of
 from finetune.running.records import EXAMPLES, Metrics
-from finetune.tokens import Batch, Features
 from pretrain.job.processes import World
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder

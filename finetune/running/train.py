@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from electra_sampler.foundation.ordering import key_of
 from finetune.config import FinetuneConfig
-from finetune.running.job import Job
+from finetune.running.job import Job, collate, epoch_batches
 from finetune.running.records import Metrics
-from finetune.tokens import collate, epoch_batches
 from pretrain.engine.checkpoint import save
 from pretrain.engine.deepspeed_config import EngineConfig, Source, resolve
 from pretrain.engine.engine import Engine, accumulate, end_step, resume

@@ -12,8 +12,8 @@ import regex
 
 from finetune.config import SquadConfig
 from finetune.presets import HEAD_KINDS
+from finetune.running.job import Features
 from finetune.squad.files import SquadFile
-from finetune.tokens import Features
 
 MARKS = regex.compile(r"\p{Mn}*")
 """Matches Unicode's combining marks."""

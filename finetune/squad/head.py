@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finetune.presets import HeadKind
-from finetune.tokens import Batch
+from finetune.running.job import Batch
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder
 

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from finetune.config import SquadConfig, SquadOptions
 from finetune.presets import HEAD_KINDS, NULL_THRESHOLD, HeadKind
-from finetune.running.job import Evaluation, HuggingFaceModel, Job, LoadedTask
+from finetune.running.job import Batch, Evaluation, HuggingFaceModel, Job, LoadedTask
 from finetune.running.records import EXAMPLES
 from finetune.squad.features import Pieces, Window, Windows, make_windows
 from finetune.squad.files import VERSIONS, SquadData, SquadFile, SquadVersion, load_squad
 from finetune.squad.head import QuestionAnswerer, SpanBeams, SpanLogits, span_losses
 from finetune.squad.metrics import best_threshold, evaluate, evaluate_squad1, question_scores
-from finetune.tokens import Batch
 from pretrain.huggingface.forms import JOINT_ANSWERER
 from pretrain.job.processes import World
 from pretrain.model.encoder import Encoder

@@ -18,10 +18,19 @@ from seqeval.metrics.sequence_labeling import get_entities
 from torch import Tensor, nn
 
 from finetune.config import FinetuneConfig, TaggingOptions
-from finetune.running.job import PIPELINE, Evaluation, HuggingFaceModel, Job, LoadedTask, labels_of
+from finetune.running.job import (
+    IGNORED,
+    PIPELINE,
+    Batch,
+    Evaluation,
+    Features,
+    HuggingFaceModel,
+    Job,
+    LoadedTask,
+    labels_of,
+)
 from finetune.running.records import EXAMPLES
 from finetune.tagging.files import TASKS, Sentence, TaggingData, TaggingTask, load_tagging
-from finetune.tokens import IGNORED, Batch, Features
 from pretrain.job.processes import World
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder

@@ -22,8 +22,8 @@ from finetune.glue.files import load_task
 from finetune.glue.job import make_job
 from finetune.glue.tasks import TASKS, TaskData
 from finetune.presets import settings_for
+from finetune.running.job import collate, epoch_batches
 from finetune.running.train import Run
-from finetune.tokens import collate, epoch_batches
 from pretrain.engine.optim import decays
 from pretrain.huggingface.folders import load_tokenizer, read_weights
 from pretrain.huggingface.stored import read_stored, write

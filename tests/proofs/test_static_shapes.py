@@ -22,14 +22,13 @@ from finetune.config import GlueConfig, SquadConfig
 from finetune.glue.job import GlueJob
 from finetune.glue.tasks import TASKS
 from finetune.presets import HEAD_KINDS, settings_for
-from finetune.running.job import Job
+from finetune.running.job import Batch as TaskBatch
+from finetune.running.job import Features, Job
 from finetune.squad.features import Windows
 from finetune.squad.files import VERSIONS, SquadFile
 from finetune.squad.job import SquadJob
 from finetune.tagging.files import TASKS as TAGGING_TASKS
 from finetune.tagging.job import TaggedFeatures, TaggingJob
-from finetune.tokens import Batch as TaskBatch
-from finetune.tokens import Features
 from pretrain.data.batches import Batch
 from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder, ElectraStack

@@ -22,8 +22,8 @@ from finetune.config import GlueConfig
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS, TaskData
+from finetune.running.job import Features, epoch_batches
 from finetune.running.train import Run, train
-from finetune.tokens import Features, epoch_batches
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes

@@ -14,8 +14,8 @@ from transformers.models.electra.modeling_electra import ElectraClassificationHe
 from finetune.glue.files import load_task
 from finetune.glue.job import METRICS, GlueJob, SequenceClassifier, make_job, score, submission, tokenize_examples
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask, TaskData
+from finetune.running.job import Features, collate
 from finetune.running.train import Run
-from finetune.tokens import Features, collate
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes

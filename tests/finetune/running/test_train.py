@@ -22,9 +22,9 @@ from finetune.config import FinetuneConfig, GlueConfig, GlueOptions, SquadOption
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, SequenceClassifier, make_job
 from finetune.glue.tasks import TASKS
+from finetune.running.job import collate, epoch_batches
 from finetune.running.records import read_records
 from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
-from finetune.tokens import collate, epoch_batches
 from pretrain.engine.optim import decays, learning_rate
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored, write

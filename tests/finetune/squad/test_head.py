@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from finetune.presets import HEAD_KINDS
+from finetune.running.job import Batch, Features, collate
 from finetune.squad.head import PairScorer, QuestionAnswerer, SpanLogits, span_losses
-from finetune.tokens import Batch, Features, collate
 from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.sizes import EncoderConfig
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from finetune.config import TaggingConfig
 from finetune.presets import settings_for
 from finetune.reporting.comparisons import summed
+from finetune.running.job import IGNORED, Batch, collate
 from finetune.running.train import Run
 from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging, read_tagged
 from finetune.tagging.job import (
@@ -26,7 +27,6 @@ from finetune.tagging.job import (
     score,
     tokenize_sentences,
 )
-from finetune.tokens import IGNORED, Batch, collate
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes

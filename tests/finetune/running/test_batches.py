@@ -1,10 +1,10 @@
-"""finetune/tokens.py: every example once per epoch, in batches with masked padding that the ranks divide."""
+"""Batches of fine-tuning: every example once per epoch, in batches with masked padding that the ranks divide."""
 
 import numpy as np
 import pytest
 import torch
 
-from finetune.tokens import Features, collate, epoch_batches, shares
+from finetune.running.job import Features, collate, epoch_batches, shares
 from pretrain.job.processes import World
 
 CPU = torch.device("cpu")
