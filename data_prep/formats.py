@@ -283,20 +283,9 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
         ConfigError: the file cannot be read, has no text column of that name, or a group or text is too large.
     """
     with _parquet(path) as file:
-        columns = [field.name for field in file.schema_arrow if _TEXT.fullmatch(str(field.type))]
-        if column not in columns:
-            fix = f"name one of its text columns: {', '.join(columns)}" if columns else "it has none at all: replace it"
-            raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
-        if (count := file.schema_arrow.names.count(column)) > 1:
-            raise ConfigError(f"text_column: {path} has {count} columns named {column}; rename all but one")
-        chunks = [
-            chunk
-            for group in map(file.metadata.row_group, range(file.num_row_groups))
-            for chunk in map(group.column, range(group.num_columns))
-            if chunk.path_in_schema == column
-        ]
-        # pyarrow reads no dictionary from them; a text that shares its beginning may be far larger than its page
-        is_delta = any(encoding.startswith("DELTA_") for chunk in chunks for encoding in chunk.encodings)
+        chunks = _chunks(file, path, column)
+    # pyarrow reads no dictionary from them; a text that shares its beginning may be far larger than its page
+    is_delta = any(encoding.startswith("DELTA_") for chunk in chunks for encoding in chunk.encodings)
     # as a dictionary: a text that many rows repeat is in memory once
     with _parquet(path, [] if is_delta else [column]) as file:
         for group in range(file.num_row_groups)[start:end]:
@@ -317,3 +306,23 @@ def read_rows(path: Path, start: int, end: int | None, column: str) -> Iterator[
                             f"{LONGEST_RECORD >> 20} MiB: too large for a worker's memory; split or remove it"
                         )
                     yield row
+
+
+def _chunks(file: Any, path: Path, column: str) -> list[Any]:
+    """Returns what the footer of a Parquet file says of a text column, by row group.
+
+    Raises:
+        ConfigError: there is no text column of that name, or several.
+    """
+    columns = [field.name for field in file.schema_arrow if _TEXT.fullmatch(str(field.type))]
+    if column not in columns:
+        fix = f"name one of its text columns: {', '.join(columns)}" if columns else "it has none at all: replace it"
+        raise ConfigError(f"text_column: {path} has no text column named {column}; {fix}")
+    if (count := file.schema_arrow.names.count(column)) > 1:
+        raise ConfigError(f"text_column: {path} has {count} columns named {column}; rename all but one")
+    return [
+        chunk
+        for group in map(file.metadata.row_group, range(file.num_row_groups))
+        for chunk in map(group.column, range(group.num_columns))
+        if chunk.path_in_schema == column
+    ]

@@ -159,14 +159,7 @@ def open_scorer(
     """
     if not torch.cuda.is_available():
         cpu_ops.use()
-    models = find_donors((name,)) if is_run((name,)) else (read_stored(name),)
-    if generator or len(models) == 1:
-        models = family(models[-1], generator)
-    *others, tokenizer = (model.load_tokenizer() for model in models)
-    if any(other.get_vocab() != tokenizer.get_vocab() for other in others):
-        raise ConfigError(
-            f"generator: {models[0].folder} is not a masked language model with the vocabulary of {name}; name one"
-        )
+    models, tokenizer = open_models(name, generator)
     main, kinds = models[-1], kinds_of(models, kinds, mask_share)
     detects = main.role == "discriminator"
     tokenizer.split_special_tokens = True  # "[MASK]" in a sentence is text, as in pre-training
@@ -183,6 +176,23 @@ def open_scorer(
             )
     label = f"{name} (random weights)" if random_weights else name
     return Scorer(label, discriminator, predictor, sampling, tokenizer, kinds)
+
+
+def open_models(name: str, generator: str | None) -> tuple[tuple[Stored, ...], Any]:
+    """Returns the models of a run or a folder, if there are two the generator first, and their tokenizer.
+
+    Raises:
+        ConfigError: there is no such model, or no generator that fits.
+    """
+    models = find_donors((name,)) if is_run((name,)) else (read_stored(name),)
+    if generator or len(models) == 1:
+        models = family(models[-1], generator)
+    *others, tokenizer = (model.load_tokenizer() for model in models)
+    if any(other.get_vocab() != tokenizer.get_vocab() for other in others):
+        raise ConfigError(
+            f"generator: {models[0].folder} is not a masked language model with the vocabulary of {name}; name one"
+        )
+    return models, tokenizer
 
 
 def kinds_of(models: tuple[Stored, ...], asked: Collection[Kind], mask_share: float | None) -> tuple[Kind, ...]:
