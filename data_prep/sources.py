@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra_sampler.foundation.config import ConfigError
+from electra_sampler.foundation.config import ConfigError, explained
 from electra_sampler.foundation.files import require_file_or_folder
 
 HUB = "hub:"
@@ -90,22 +90,19 @@ def _files_of(given: Path) -> Iterator[tuple[str, str]]:
 def _hub_files(given: str) -> Iterator[tuple[str, str]]:
     """Yields (address, path in the cache) for every file of a dataset's train split."""
     import datasets
+    from huggingface_hub.errors import HTTPError
 
     given_name, _, revision = given.removeprefix(HUB).partition("@")
     name, _, configuration = given_name.partition(":")
-    try:
+    fix = (
+        "check the name and the network, download the files and give their folder, or, as for a script, try the hub's"
+        f" own copy: {HUB}{given_name}@{PARQUET_COPY}"
+    )
+    kinds = (OSError, ValueError, LookupError, RuntimeError, HTTPError, datasets.exceptions.DatasetsError)
+    with explained(f"input: {given} cannot be downloaded from the hub", fix, kinds):
         builder = datasets.load_dataset_builder(name, configuration or None, revision=revision or None)
         addresses = list((builder.config.data_files or {})["train"])
         yield from zip(addresses, datasets.DownloadManager(dataset_name=name).download(addresses), strict=True)
-    except Exception as error:  # the network, the hub and the library raise a dozen types
-        reasons = [str(raised) or type(raised).__name__ for raised in (error, error.__cause__) if raised]
-        reason = ": ".join(reason.splitlines()[0] for reason in reasons)
-        remedy = (
-            f"it is a script, which `datasets` no longer runs; try the hub's own copy: {HUB}{given_name}@{PARQUET_COPY}"
-            if "scripts are no longer supported" in str(error)
-            else "check the name and the network, or download the files and give their folder"
-        )
-        raise ConfigError(f"input: {given} cannot be downloaded from the hub ({reason}); {remedy}") from None
 
 
 def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
