@@ -104,8 +104,8 @@ def _verify_shard(shard: ShardEntry, folder: Path, manifest: Manifest) -> list[s
     """Returns all problems found in one shard."""
     problems = file_problems(folder, shard)
     if not problems:
-        problems = [problem for rows in read_rows(folder, shard, manifest) for problem in problems_of(rows, manifest)]
-        problems += megatron_problems(folder, shard)
+        of_rows = (problems_of(rows, manifest) for rows in read_rows(folder, shard, manifest))
+        problems = [*chain.from_iterable(of_rows), *megatron_problems(folder, shard)]
     return [f"{folder / shard.name}: {problem}" for problem in problems]
 
 

@@ -231,8 +231,7 @@ class Manifest(StrictRecord):
 
 def warn_of_padding(folder: Path, manifest: Manifest) -> None:
     """Warns if too much of the shards is padding, which a GPU computes like text."""
-    share = manifest.totals.padding_share
-    if share > MOST_PADDING:
+    if (share := manifest.totals.padding_share) > MOST_PADDING:
         print_warning(
             f"{printable(str(folder))}: {share:.1%} of the sequences is padding, expected at most {MOST_PADDING:.0%}; "
             f"build into another --output with {LESS_PADDING}, or a shorter --seq_length"

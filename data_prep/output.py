@@ -165,8 +165,7 @@ def finish(folder: Path, plan: BuildPlan, names: Sequence[str], tokenizer: Subwo
         (folder / HELD_OUT_NAME / MANIFEST_NAME).unlink(missing_ok=True)
         with suppress(OSError):  # it may hold other files
             (folder / HELD_OUT_NAME).rmdir()
-    lines = [f"{one.model_dump_json()}\n" for record in records for one in record.contaminated]
-    if lines:
+    if lines := [f"{one.model_dump_json()}\n" for record in records for one in record.contaminated]:
         write_if_other(folder / CONTAMINATED_NAME, "".join(lines).encode())
     save_manifest(train, folder)
     shutil.rmtree(folder / WORK_NAME, ignore_errors=True)

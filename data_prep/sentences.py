@@ -119,8 +119,7 @@ class Punkt:
             stem = line[start : end - 1].lower().lstrip(_OPENING)
             following = match.start(1) if match[1] else end
             part = stem.rpartition("-")[2]  # NLTK looks up "a-b", and "b" alone
-            is_word = len(part) > 1 and stem.replace("-", "").isalpha()
-            is_word = is_word and part not in self._undecided and stem not in self._undecided
+            is_word = len(part) > 1 and stem.replace("-", "").isalpha() and self._undecided.isdisjoint((part, stem))
             if not (is_word or match[0] != "." or stem[-1:] in _CLOSERS or end - start > _UNSPACED):
                 text = line[start : match.end(1) if match[1] else end + 1]
                 if line[start : end - 1].isdecimal():

@@ -110,8 +110,10 @@ class FinetuneOptions(StrictConfig):
             ConfigError: `--set` has an unknown setting, or a setting is given more than once.
         """
         known = self.settings_class.model_fields
-        given = [(name, value) for name, value in self if name in known and value is not None]
-        given += [parse_override(one) or (one, None) for one in self.set if one not in self.of_deepspeed]
+        given = [
+            *((name, value) for name, value in self if name in known and value is not None),
+            *(parse_override(one) or (one, None) for one in self.set if one not in self.of_deepspeed),
+        ]
         names = [name for name, _ in given]
         refuse(
             f"--set: got {shown(name)}, expected KEY=VALUE with a KEY from --list_settings{did_you_mean(name, known)}"

@@ -312,8 +312,7 @@ def _require_known(options_class: type[StrictConfig], arguments: Sequence[str]) 
     given = [argument.partition("=")[0] for argument in takewhile("--".__ne__, arguments)]
     fields = options_class.model_fields.items()
     known = ["--help", *(f"--{name}" for name, field in fields if POSITIONAL not in field.metadata)]
-    unknown = [name for name in given if name.startswith("--") and name not in known]
-    if unknown:
+    if unknown := [name for name in given if name.startswith("--") and name not in known]:
         problems = (f"{name}: unknown option{did_you_mean(name, known)}" for name in unknown)
         raise ConfigError("; ".join((*problems, "see --help")))
 

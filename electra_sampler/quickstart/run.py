@@ -119,9 +119,8 @@ def processes() -> int:
 
 def stages(steps: int) -> dict[str, str]:
     """Returns each stage's command, in order, by its name in the table of times; `{port}` stands for a free port."""
-    launcher = f"deepspeed --quiet --num_gpus {processes()} --master_port {{port}} --module"
-    if processes() == 1 or find_spec("deepspeed") is None:
-        launcher = "python -m"
+    together = f"deepspeed --quiet --num_gpus {processes()} --master_port {{port}} --module"
+    launcher = together if processes() > 1 and find_spec("deepspeed") else "python -m"
     glue = f"python -m finetune.run_glue --model {EXPORTED} --task CoLA --data_dir {TASKS} --seeds 1 2 3"
     return {
         "corpus": f"python -m electra_sampler.quickstart.corpus --output {RAW} --task {TASKS}/CoLA",

@@ -66,20 +66,25 @@ class SquadJob(Job):
         candidates, null_scores = self.answer(self.dev_file, self.dev, model, world)
         best = {name: found[0]["text"] if found else "" for name, found in candidates.items()}
         questions = self.dev_file.questions
-        threshold = NULL_THRESHOLD if self.task.has_unanswerable else math.inf
+        has_unanswerable = self.task.has_unanswerable
+        threshold = NULL_THRESHOLD if has_unanswerable else math.inf
         final = {name: "" if null_scores[name] > threshold else text for name, text in best.items()}
-        if self.task.has_unanswerable:
-            scores = evaluate(questions, best, null_scores, NULL_THRESHOLD)
+        scores = (
+            evaluate(questions, best, null_scores, threshold) if has_unanswerable else evaluate_squad1(questions, best)
+        )
+        metrics = {"dev": fractions(scores)}
+        if has_unanswerable:
             at_best = evaluate(questions, best, null_scores, best_threshold(scores))
-            metrics = {"dev": fractions(scores), "dev_best_threshold": fractions(at_best)}
-        else:
-            scores = evaluate_squad1(questions, best)
-            metrics = {"dev": fractions(scores)}
-        by_id = question_scores(questions, final, squad1=not self.task.has_unanswerable)
+            metrics["dev_best_threshold"] = fractions(at_best)
+        by_id = question_scores(questions, final, squad1=not has_unanswerable)
         examples = {name: list(values.values()) for name, values in by_id.items()}
-        examples["answerable"] = [bool(question.answers) for question in questions]
-        files = {"predictions.json": final, "null_odds.json": null_scores, "nbest.json": candidates}
-        files |= {"metrics.json": scores, EXAMPLES: {"dev": examples}}
+        files = {
+            "predictions.json": final,
+            "null_odds.json": null_scores,
+            "nbest.json": candidates,
+            "metrics.json": scores,
+            EXAMPLES: {"dev": examples | {"answerable": [bool(question.answers) for question in questions]}},
+        }
         return Evaluation(metrics, files, constant=len(set(final.values())) == 1)
 
     def to_hugging_face(self, head: Mapping[str, Tensor]) -> HuggingFaceModel:

@@ -214,8 +214,11 @@ def make_job(task: TaggingTask, data: TaggingData, tokenizer: Any, settings: Fin
     counts = Counter(label for sentence in data.train for label in sentence.labels)
     classes = tuple(sorted(counts))
     numbers = {label: number for number, label in enumerate(classes)}
-    files = {split: sentences for split, sentences in data._asdict().items() if sentences}
-    tagged = {name: tokenize_sentences(part, numbers, tokenizer, settings.max_length) for name, part in files.items()}
+    tagged = {
+        name: tokenize_sentences(sentences, numbers, tokenizer, settings.max_length)
+        for name, sentences in data._asdict().items()
+        if sentences
+    }
     train, majority = tagged["train"], max(classes, key=counts.__getitem__)
     for name, part in tagged.items() if os.environ.get("RANK", "0") == "0" else ():
         if part.words_without_pieces:

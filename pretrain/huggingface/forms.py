@@ -159,9 +159,12 @@ def electra_settings(config: Any, architecture: str, stock: Weights, special: Ma
 
 
 def relative_settings(config: Any, architecture: str, stock: Weights, special: Mapping[str, int]) -> dict[str, Any]:
-    tasks = ("PreTraining", "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
-    classes = {"AutoConfig": "ElectraSamplerConfig", "AutoModel": "ElectraSamplerModel"}
-    classes |= {f"AutoModelFor{task}": f"ElectraSamplerFor{task}" for task in (*tasks, "MultipleChoice")}
+    tasks = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+    classes = {
+        "AutoConfig": "ElectraSamplerConfig",
+        "AutoModel": "ElectraSamplerModel",
+        **{f"AutoModelFor{task}": f"ElectraSamplerFor{task}" for task in ("PreTraining", "MaskedLM", *tasks)},
+    }
     if architecture == JOINT_ANSWERER:
         classes["AutoModelForQuestionAnswering"] = architecture.replace("Electra", "ElectraSampler")
     relative = dataclasses.replace(config, relative_position=True)
