@@ -18,8 +18,8 @@ from electra_sampler.foundation.stats import mean, resample
 from finetune.scoring import Kind, Scorer, open_scorer
 
 GROUPS = ("field", "term", "paradigm")
-FILES = re.compile(r"(?:data/)?[^/.][^/]*\.jsonl")
-"""Names of BLiMP's files, in a folder or in BLiMP.zip."""
+ARCHIVE, FILES = "BLiMP.zip", re.compile(r"(?:data/)?[^/.][^/]*\.jsonl")
+"""Names of BLiMP's archive, and of its files, there or in a folder."""
 KEYS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
 """BLiMP's keys for the fields of `Pair`, in order."""
 
@@ -43,7 +43,8 @@ def read_pairs(folder: Path) -> list[Pair]:
     pairs = []
     kinds = (*UNREADABLE, ValueError, LookupError, TypeError)  # or a line holds anything else than a pair
     with explained(f"data: {folder} cannot be read as BLiMP", "download it again", kinds):
-        for _, content in files_in(folder, FILES, "data"):
+        packed = folder / ARCHIVE
+        for _, content in files_in(packed if packed.exists() else folder, FILES, "data"):
             for line in filter(str.strip, content.decode("utf-8-sig").split("\n")):
                 entry = from_json(line)
                 good, bad, field, term, paradigm = (str.strip(entry[key]) for key in KEYS)

@@ -37,11 +37,11 @@ _PREFIX = 22  # bits
 _JSON = (".json", ".jsonl", ".ndjson")
 _GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "question2", "#1 String", "#2 String")
 _LAYOUTS = {
-    "glue": (re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
-    "squad": (re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
-    "blimp": (re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
+    "glue": ("", re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
+    "squad": ("", re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
+    "blimp": ("BLiMP.zip", re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
 }
-"""The files and fields of each named set."""
+"""Of each named set: the archive that its folder may hold instead of files, the files, and their fields."""
 
 
 class Match(NamedTuple):
@@ -167,14 +167,15 @@ def read_sets(given: Iterable[str]) -> list[EvaluationSet]:
 
 def _read_set(given: str) -> EvaluationSet:
     name, _, rest = given.rpartition("=") if not Path(given).exists() else ("", "", given)
-    pattern, fields = _LAYOUTS.get(name, (None, ()))
+    archive, pattern, fields = _LAYOUTS.get(name, ("", None, ()))
     if pattern is None and not Path(rest).exists():
         rest, _, chosen = rest.rpartition(":")
         fields = tuple(chosen.split(","))
     digest = hashlib.sha256()
     examples: list[tuple[str, str]] = []
     with explained(f"decontaminate: {given} cannot be read", "name another file", UNREADABLE):
-        for file, content in files_in(Path(rest), pattern, "decontaminate"):
+        packed = Path(rest, archive)
+        for file, content in files_in(packed if packed.exists() else Path(rest), pattern, "decontaminate"):
             digest.update(f"{file}\n{','.join(fields)}\n{len(content)}\n".encode(errors="surrogateescape"))
             digest.update(content)
             texts = list(_texts(file, content, fields))

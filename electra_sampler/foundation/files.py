@@ -241,7 +241,7 @@ def read_file(path: Path, option: str, expected: str = "") -> bytes:
 
 def files_in(root: Path, pattern: re.Pattern[str] | None, option: str) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of a file that a user names or, if there is a `pattern`, of each file of the folder or
-    archive `root` whose name matches, sorted by name. If a folder has none, those in its archives are read.
+    archive `root` whose name matches, sorted by name.
 
     Raises:
         ConfigError: one of them is a pipe or a device.
@@ -251,13 +251,12 @@ def files_in(root: Path, pattern: re.Pattern[str] | None, option: str) -> Iterat
     if pattern is None or (root.is_file() and root.suffix != ".zip"):
         yield root.name, root.read_bytes()
         return
-    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
-    if names := sorted(filter(pattern.fullmatch, paths)):
-        yield from ((name, read_file(paths[name], option)) for name in names)
-        return
-    for archive in sorted(root.glob("*.zip")) if root.is_dir() else [root]:
-        with ZipFile(io.BytesIO(read_file(archive, option))) as file:
+    if root.is_file():
+        with ZipFile(io.BytesIO(root.read_bytes())) as file:
             yield from ((name, file.read(name)) for name in sorted(file.namelist()) if pattern.fullmatch(name))
+        return
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if not path.is_dir()}
+    yield from ((name, read_file(paths[name], option)) for name in sorted(filter(pattern.fullmatch, paths)))
 
 
 def read_object(path: Path, option: str, fix: str, parse: Callable[[bytes], Any] = from_json) -> dict[str, Any]:
