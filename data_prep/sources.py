@@ -90,7 +90,7 @@ def _files_of(given: Path) -> Iterator[tuple[str, str]]:
 def _hub_files(given: str) -> Iterator[tuple[str, str]]:
     """Yields (address, path in the cache) for every file of a dataset's train split."""
     import datasets
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     given_name, _, revision = given.removeprefix(HUB).partition("@")
     name, _, configuration = given_name.partition(":")

@@ -84,7 +84,9 @@ class SubwordTokenizer:
         self._fast, self.slow_because = _fast_encoder(settings)
         self._cached = 0
         self.vocab_size = tokenizer.get_vocab_size()
-        self.special = SpecialTokens(**{name: tokenizer.token_to_id(token) for name, token in marks.items()})
+        self.special = SpecialTokens.model_validate(
+            {name: tokenizer.token_to_id(token) for name, token in marks.items()}
+        )
         self.never_masked = np.isin(
             np.arange(self.vocab_size), [number for name, number in self.special if name != "unk"]
         )
@@ -206,7 +208,8 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
     Raises:
         ConfigError: it does not exist, is of another kind, lacks a special token, or has too many ids for uint16.
     """
-    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another", Exception):  # as tokenizers raises
+    # tokenizers raises bare Exceptions
+    with explained(f"vocab: no tokenizer can be read from {vocab}", "give another", Exception):
         named = _named(vocab)
     tokenizer = SubwordTokenizer(*_checked(vocab, *named))
     if tokenizer.slow_because is not None:
@@ -327,7 +330,7 @@ def read_folder(folder: Path, option: str) -> Marked:
         ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise;
             the message names the `option` that gave the folder.
     """
-    with explained(f"{option}: no tokenizer can be read from {folder}", "give another", Exception):  # likewise
+    with explained(f"{option}: no tokenizer can be read from {folder}", "give another", Exception):
         tokenizer, marks = _in_folder(folder, option)
     refuse(_lacks(f"{option}: {folder}", tokenizer, marks))
     return tokenizer, marks

@@ -109,7 +109,7 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
         ConfigError: the hub cannot be reached and no copy is cached.
     """
     import datasets
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
     # the last: of a dataset that is a script

@@ -49,7 +49,7 @@ def find_folder(name: str | Path) -> Path:
             f"model: {name} has no config.json; name a folder written by pretrain/export.py, or a stock ELECTRA"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     what = f"model: {name} is not a local folder and could not be downloaded from the hub"
     with explained(what, "check the name, or download the model and name its folder", (OSError, ValueError, HTTPError)):
