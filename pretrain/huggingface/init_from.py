@@ -204,8 +204,9 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
         head = {name: weights.pop(name) for name in [*filter(of_sampler, weights)]}
         place = donor.role if donor.role in model.exports else "."
         (architecture, *parts), modules = model.exports[place], model.exported(place)
-        embedded = {name: weight for name, weight in weights.items() if name.startswith(EMBEDDINGS)}
-        embeddings.append({name.removeprefix(EMBEDDINGS): weight for name, weight in embedded.items()})
+        embeddings.append(
+            {name.removeprefix(EMBEDDINGS): weight for name, weight in weights.items() if name.startswith(EMBEDDINGS)}
+        )
         whole = of_encoder(weights)
         if architecture != CLASSES[donor.role] or (place == "." and whole.keys() == weights.keys()):
             weights, parts, modules = whole, parts[:1], nn.ModuleDict({"electra": modules["electra"]})
