@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,16 +119,15 @@ def _walk(folder: Path) -> Iterator[Path]:
 
     Otherwise the walk would never end in folders that link to each other. To use a text twice, name it twice.
     """
-    waiting, seen = deque([folder]), set()
-    while waiting:
-        here = waiting.popleft()
+    folders, seen = [folder], set()
+    for here in folders:
         status = here.stat()
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(here) as found:
             entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
-        waiting.extend(here / entry.name for entry in entries if entry.is_dir())
+        folders += (here / entry.name for entry in entries if entry.is_dir())
         yield from (here / entry.name for entry in entries if not entry.is_dir())
 
 
