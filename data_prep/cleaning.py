@@ -151,8 +151,7 @@ def _long_runs() -> re.Pattern[str]:
 def plain_text(wikitext: str, asides: frozenset[str] = frozenset()) -> str:
     """Returns the running text of wikitext: no templates, tables, references, files, categories, comments."""
     text = "".join(map(partial(_section_text, asides=_ASIDES | asides), _sections(wikitext)))
-    for remainder in (_LEFT_OVER, _EMPTY_BRACKETS):
-        text = remainder.sub("", text)
+    text = _EMPTY_BRACKETS.sub("", _LEFT_OVER.sub("", text))
     return _BLANK_LINES.sub("\n\n", text).strip()
 
 

@@ -272,7 +272,9 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
 
 def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:
     """Yields the cleaned text of each document in the sample that `sample_chunks` draws."""
-    for chunk in sample_chunks(sources, size, reading):
-        for document in chunk.documents(reading):
-            if document.reason is None:
-                yield clean(document.content, wiki_asides(chunk.source.path) if document.wikitext else None).text
+    yield from (
+        clean(document.content, wiki_asides(chunk.source.path) if document.wikitext else None).text
+        for chunk in sample_chunks(sources, size, reading)
+        for document in chunk.documents(reading)
+        if document.reason is None
+    )

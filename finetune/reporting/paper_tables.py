@@ -4,7 +4,6 @@ Source: "Learning to Sample Replacements for ELECTRA Pre-Training" (Findings of 
 base models: dev sets, medians over five seeds, percent.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from finetune.glue.tasks import AX, TASKS, tasks_predicted_with
@@ -40,22 +39,24 @@ class Table(NamedTuple):
 
 PAPER_GLUE = ("MNLI-m", "MNLI-mm", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA", "STS-B")
 """The paper's columns, named as GLUE's submission files."""
+_PLACES = {title: place for place, title in enumerate(PAPER_GLUE)}
+_TITLES = {task: [file.removesuffix(".tsv") for file in task.test_files.values()] for task in (*TASKS.values(), AX)}
 
-
-def _glue_columns() -> Iterator[Column]:
-    """Yields a column per dev split and metric of every GLUE task, the paper's columns first; MNLI also brings AX."""
-    places = {title: place for place, title in enumerate(PAPER_GLUE)}
-    titles = {task: [file.removesuffix(".tsv") for file in task.test_files.values()] for task in (*TASKS.values(), AX)}
-    for task in sorted(TASKS.values(), key=lambda task: places.get(titles[task][0], len(places))):
-        for of in tasks_predicted_with(task):
-            for split, title in zip(of.dev_splits, titles[of], strict=True):
-                for metric in of.metrics:
-                    named = title if metric in ("accuracy", "matthews") else f"{title} {metric.capitalize()}"
-                    # STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.
-                    yield Column(named, task.name, split, metric, None if metric == "f1" else places.get(title))
-
-
-GLUE_COLUMNS = tuple(_glue_columns())
+GLUE_COLUMNS = tuple(
+    Column(
+        title if metric in ("accuracy", "matthews") else f"{title} {metric.capitalize()}",
+        task.name,
+        split,
+        metric,
+        # STS-B: the paper's table says Pearson, its text Spearman; its number is shown under both.
+        None if metric == "f1" else _PLACES.get(title),
+    )
+    for task in sorted(TASKS.values(), key=lambda task: _PLACES.get(_TITLES[task][0], len(_PLACES)))
+    for of in tasks_predicted_with(task)
+    for split, title in zip(of.dev_splits, _TITLES[of], strict=True)
+    for metric in of.metrics
+)
+"""A column per dev split and metric of every GLUE task, the paper's columns first; MNLI also brings AX."""
 AVERAGED = tuple(
     column
     for column in GLUE_COLUMNS
@@ -112,17 +113,13 @@ SQUAD_ROWS: dict[ModelSize, dict[str, _Row]] = {
     },
 }
 
-
-def _tagging_columns() -> Iterator[Column]:
-    """Yields a column per metric of every tagging task: on the dev file, then on the test file."""
-    for task in tagging.TASKS.values():
-        for split, addition in (("dev", ""), ("test", ", test")):
-            for metric in task.metrics:
-                named = "accuracy" if metric == "accuracy" else metric.capitalize()
-                yield Column(f"{task.name} {named}{addition}", task.name, split, metric)
-
-
-TAGGING_COLUMNS = tuple(_tagging_columns())
+TAGGING_COLUMNS = tuple(
+    Column(f"{task.name} {metric if metric == 'accuracy' else metric.capitalize()}{where}", task.name, split, metric)
+    for task in tagging.TASKS.values()
+    for split, where in (("dev", ""), ("test", ", test"))
+    for metric in task.metrics
+)
+"""A column per metric of every tagging task: on the dev file, then on the test file."""
 
 ABLATION_COLUMNS = (
     Column("MNLI-m", "MNLI", "dev_matched", "accuracy", 0),
