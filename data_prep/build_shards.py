@@ -124,8 +124,7 @@ def main(options: BuildOptions) -> int:
         if options.packing == "documents":
             _warn_of_short_documents(options, sources, tokenizer)
         if options.dry_run:
-            print(_estimate(options, sources, tokenizer, index, pool.size))
-            print("nothing was written")
+            print(_estimate(options, sources, tokenizer, index, pool.size), "nothing was written", sep="\n")
             return 0
         try:
             _build(options, sources, tokenizer, index, pool)

@@ -231,9 +231,12 @@ def _print_manifest(folder: Path, manifest: Manifest) -> None:
         )
     drawn = " ".join(f"{count / max(1, sum(totals.ngrams)):.4f}" for count in totals.ngrams)
     asked = " ".join(f"{chance:.4f}" for chance in manifest.config.ngram)
-    print(f"  unknown words   {totals.unknown_share:.4%} of the word pieces")
-    print(f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}")
-    print(f"  n-grams         {drawn} drawn, {asked} requested")
+    print(
+        f"  unknown words   {totals.unknown_share:.4%} of the word pieces",
+        f"  padding         {totals.padding_share:.2%} of {totals.sequences:,} x {manifest.seq_length}",
+        f"  n-grams         {drawn} drawn, {asked} requested",
+        sep="\n",
+    )
     warn_of_padding(folder, manifest)
 
 

@@ -142,17 +142,19 @@ def difference_lines(differences: Iterable[Difference]) -> list[str]:
 def setting_lines(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     """Returns a table of every model's best setting for each task, judged by the task's first column."""
     first_columns = {column.task: column for column in reversed(columns)}
-    found = []
-    for task, column in reversed(first_columns.items()):
-        for row in rows:
-            if cell := row.cells.get(column.title):
-                best = cell.records[0].run.settings
-                varied = [
-                    name for name in type(best).model_fields if len({_shown(one, [name]) for one in cell.tried}) > 1
-                ]
-                setting = _shown(best, dict.fromkeys([*SHOWN_SETTINGS, *varied]))
-                found.append((task, row.name, setting, str(len(cell.tried))))
+    found = [
+        (task, row.name, _best_setting(cell), str(len(cell.tried)))
+        for task, column in reversed(first_columns.items())
+        for row in rows
+        if (cell := row.cells.get(column.title))
+    ]
     return markdown_table(("task", "model", "setting", "tried"), found) if found else []
+
+
+def _best_setting(cell: Cell) -> str:
+    best = cell.records[0].run.settings
+    varied = [name for name in type(best).model_fields if len({_shown(one, [name]) for one in cell.tried}) > 1]
+    return _shown(best, dict.fromkeys([*SHOWN_SETTINGS, *varied]))
 
 
 def _shown(setting: FinetuneConfig, names: Iterable[str]) -> str:
