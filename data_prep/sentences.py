@@ -13,7 +13,7 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -112,9 +112,8 @@ class Punkt:
             sentences.append(line[start:line_end])
         return sentences
 
-    def _ends(self, line: str) -> list[tuple[int, int]]:
-        """Returns each sentence's end and the next one's start; `sentences` then moves closing punctuation."""
-        found = []
+    def _ends(self, line: str) -> Iterator[tuple[int, int]]:
+        """Yields each sentence's end and the next one's start; `sentences` then moves closing punctuation."""
         for start, end, match in _candidates(line):
             stem = line[start : end - 1].lower().lstrip(_OPENING)
             following = match.start(1) if match[1] else end
@@ -126,8 +125,7 @@ class Punkt:
                     text = "0" + text[end - 1 - start :]  # to NLTK all numbers are one word
                 if not (self._ask_once(text) if len(text) <= _LONGEST else self._ask(text)):
                     continue
-            found.append((end, following))
-        return found
+            yield end, following
 
 
 def _candidates(line: str) -> list[tuple[int, int, re.Match[str]]]:

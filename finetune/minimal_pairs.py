@@ -118,9 +118,12 @@ def report(pairs: int, results: dict[str, dict[str, dict[str, list[float]]]]) ->
     """Yields the lines of a Markdown table of all models by field and term."""
     yield f"# BLiMP, {pairs:,} pairs: percent right (95% interval), ties half; 50 is chance\n"
     shapes = next(iter(results.values()))
-    rows = []
-    for group in ("all", "field", "term"):
-        for name in shapes[group]:
-            cells = [f"{v:.1f} ({low:.1f}–{high:.1f})" for v, low, high in (r[group][name] for r in results.values())]
-            rows.append([f"**{name}**" if group != "term" else name, *cells])
+    rows = (
+        [
+            name if group == "term" else f"**{name}**",
+            *(f"{v:.1f} ({low:.1f}–{high:.1f})" for v, low, high in (one[group][name] for one in results.values())),
+        ]
+        for group in ("all", "field", "term")
+        for name in shapes[group]
+    )
     yield from markdown_table(["", *results], rows)

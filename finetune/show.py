@@ -162,7 +162,7 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     if position:
         if scorer.generator is None or position not in map(str, range(len(ids))):
             raise ConfigError(f"position: got {shown(position)}, expected a token of {len(ids)}, and a generator")
-        return {"proposals": proposals(scorer, all_ids, int(position) + 1, sentence, places[int(position)])}
+        return {"proposals": [*proposals(scorer, all_ids, int(position) + 1, sentence, places[int(position)])]}
     scores = scorer.scores([sentence])[sentence]
     columns: dict[str, Any] = {
         "token": scorer.tokenizer.convert_ids_to_tokens(ids),
@@ -181,22 +181,20 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
 
 def proposals(
     scorer: "Scorer", ids: tuple[int, ...], position: int, sentence: str, place: tuple[int, int, int]
-) -> list[dict[str, Any]]:
-    """Returns the generator's most likely tokens at a masked position, and the one that is there, each with the
+) -> Iterator[dict[str, Any]]:
+    """Yields the generator's most likely tokens at a masked position, and the one that is there, each with the
     sentence that has it in this place: the end of the token before, the start and the end.
     """
     last, start, end = place
     found, here = scorer.propose(ids, position), scorer.tokenizer.decode([ids[position]])
     best = found.p_G_V.topk(min(MOST, len(found.p_G_V))).indices.tolist()
-    rows = []
     for token in dict.fromkeys([*best, ids[position]]):
         values = {name: None if value_V is None else float(value_V[token]) for name, value_V in found._asdict().items()}
         text = scorer.tokenizer.decode([token])
         apart = sentence[last:start] or (" " if here.startswith("##") else "")
         joined = text[2:] if text.startswith("##") else apart + text
         changed = sentence if token == ids[position] else sentence[:last] + joined + sentence[end:]
-        rows.append({"token": text, "here": token == ids[position], "sentence": changed, **values})
-    return rows
+        yield {"token": text, "here": token == ids[position], "sentence": changed, **values}
 
 
 if __name__ == "__main__":
