@@ -170,8 +170,7 @@ def _build(
         prepare(options.output, tokenizer, punkt, index)
         make_shards(options.output, plan.config, tasks, pool)
         manifest = finish(options.output, plan, [shard.name for task in tasks for shard in task], tokenizer)
-    took = duration(max(1, time.monotonic() - started))
-    print(f"{printable(str(options.output))}: {_summary(manifest)}, {took}")
+    print(f"{printable(str(options.output))}: {_summary(manifest)}, {duration(max(1, time.monotonic() - started))}")
     _warn_of_encoding(manifest.books)
     warn_of_padding(options.output, manifest)
     documents = manifest.books.documents

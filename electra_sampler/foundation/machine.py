@@ -33,15 +33,12 @@ def cores() -> int:
 
 def memory() -> int:
     """Bytes that this process can use: physical memory, capped by its cgroup's limit and by `ulimit -v`."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for folder in _cgroups("memory"):
-        match _words(folder / "memory.max") or _words(folder / "memory.limit_in_bytes"):
-            case [limit] if limit.isdecimal():  # or "max"
-                limits.append(int(limit))
+    found = (_text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") for folder in _cgroups("memory"))
+    limits = [int(text) for text in found if text.strip().isdecimal()]  # or "max"
     ulimit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if ulimit != resource.RLIM_INFINITY:
         limits.append(ulimit)
-    return min(limits)
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits])
 
 
 def keep_freed_memory() -> None:
@@ -62,8 +59,8 @@ def instructions() -> str:
 
     ONEDNN_MAX_CPU_ISA can narrow it, so that a newer CPU behaves like an older one.
     """
-    lines = (line.split() for line in _text(CPUINFO).splitlines() if line.startswith(("flags", "Features")))
-    flags = next(lines, [])
+    lines = _text(CPUINFO).splitlines()
+    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
     found = [name for name, flag in (ARM | X86).items() if flag in flags] or ["unknown"]
     limit = ONEDNN_LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper())
     return limit if limit in found else found[-1]
@@ -86,11 +83,8 @@ def bf16_is_faster() -> bool:
 def _quotas() -> Iterator[float]:
     """Yields the quotas of processor time, in cores, of this process's cgroup and the cgroups above it."""
     for folder in _cgroups("cpu"):
-        words = _words(folder / "cpu.max") or [
-            *_words(folder / "cpu.cfs_quota_us"),
-            *_words(folder / "cpu.cfs_period_us"),
-        ]
-        match words:
+        version_1 = f"{_text(folder / 'cpu.cfs_quota_us')} {_text(folder / 'cpu.cfs_period_us')}"
+        match (_text(folder / "cpu.max") or version_1).split():
             case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):  # or "max", or -1
                 yield int(quota) / int(period)
 
@@ -110,10 +104,6 @@ def _cgroups(controller: str) -> Iterator[Path]:
                 continue
         own = top / path.lstrip("/")
         yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(top) and ".." not in folder.parts)
-
-
-def _words(path: Path) -> list[str]:
-    return _text(path).split()
 
 
 def _text(path: Path) -> str:

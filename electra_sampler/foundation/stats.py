@@ -73,8 +73,7 @@ def resample(sums_CS: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray])
         part = slice(start, start + ITEMS_AT_ONCE)
         resampled_CR += sums_CS[:, part] @ counts[:, part].T.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):  # undefined values become NaN
-        value = float(statistic(sums_CS.sum(axis=1, keepdims=True))[0])
-        return ResampledStatistic(value, statistic(resampled_CR))
+        return ResampledStatistic(float(statistic(sums_CS.sum(axis=1, keepdims=True))[0]), statistic(resampled_CR))
 
 
 def mean(sums_CS: np.ndarray) -> np.ndarray:
