@@ -27,19 +27,24 @@ if TYPE_CHECKING:
     from finetune.scoring import Scorer
 
 
-class ScoreOptions(StrictConfig):
-    """The command line of `score.py`."""
+class ModelOptions(StrictConfig):
+    """The options that name a model to score with; all that `show.py` has."""
 
     model: Annotated[str, POSITIONAL]
     """run, exported folder, or name of a stock Hugging Face model"""
-    input: Annotated[str, POSITIONAL]
-    """file with one sentence per line; - is standard input"""
-    score: Literal["discriminator", "generator", "likelihood"] = "likelihood"
-    """log p from both models, log p_G with each token masked in turn, or the discriminator's log P(original)"""
     generator: str | None = None
     """generator of the model, if not inside its folder"""
     mask_share: float | None = Field(default=None, gt=0, lt=1)
     """share of tokens masked in training, if the model does not record it"""
+
+
+class ScoreOptions(ModelOptions):
+    """The command line of `score.py`."""
+
+    input: Annotated[str, POSITIONAL]
+    """file with one sentence per line; - is standard input"""
+    score: Literal["discriminator", "generator", "likelihood"] = "likelihood"
+    """log p from both models, log p_G with each token masked in turn, or the discriminator's log P(original)"""
     format: Literal["tsv", "json"] = "tsv"
     """tab-separated values with a header, or one JSON object per line"""
 

@@ -15,14 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
 
-from electra_sampler.foundation.command_line import POSITIONAL, run_script
-from electra_sampler.foundation.config import ConfigError, StrictConfig, explained, shown
-from finetune.score import bits, words_of
+from electra_sampler.foundation.command_line import run_script
+from electra_sampler.foundation.config import ConfigError, explained, shown
+from finetune.score import ModelOptions, bits, words_of
 
 if TYPE_CHECKING:
     from finetune.scoring import Scorer
@@ -39,18 +38,7 @@ POLICY = (
 MISSING = 404, "text/plain", "there is no such page; open the address that the command printed"
 
 
-class ShowOptions(StrictConfig):
-    """The command line of `show.py`."""
-
-    model: Annotated[str, POSITIONAL]
-    """run, exported folder, or name of a stock Hugging Face model"""
-    generator: str | None = None
-    """generator of the model, if not inside its folder"""
-    mask_share: float | None = Field(default=None, gt=0, lt=1)
-    """share of tokens masked in training, if the model does not record it"""
-
-
-def main(options: ShowOptions) -> None:
+def main(options: ModelOptions) -> None:
     from finetune.scoring import open_scorer
 
     scorer = open_scorer(options.model, generator=options.generator, mask_share=options.mask_share)
