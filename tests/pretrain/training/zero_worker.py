@@ -137,7 +137,10 @@ def padded(batch: Batch, columns: int) -> Batch:
 
 
 def forced_draw(self: Dense, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
-    tokens_X = (uniform_X * self.weights_XV.shape[-1]).long()
+    """Draws uniformly from the tokens that have a weight."""
+    rank_XV = (self.weights_XV > 0).cumsum(-1)
+    place_X = (uniform_X * rank_XV[..., -1]).long()
+    tokens_X = (rank_XV <= place_X[..., None]).sum(-1)
     return tokens_X, (self.weights_XV.gather(-1, tokens_X[..., None]).squeeze(-1) / self.total_X).log()
 
 
