@@ -53,7 +53,7 @@ def test_bytes_written_are_counted_once_before_and_after_they_arrive() -> None:
 def test_no_zero_stage_sends_more_than_it_needs() -> None:
     sent = {  # see bench/traffic.py
         "zero0_fp32.json": 1.0,
-        "zero1_fp32.json": 1.25,
+        "zero1_fp32.json": 1.5,
         "zero1_bf16.json,deepspeed.zero_optimization.stage=2": 1.25,
         "zero3_bf16.json": 1.5,
     }
