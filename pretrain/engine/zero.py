@@ -46,8 +46,8 @@ class DeepSpeed(Backend):
         self.adam.orthogonal = self.orthogonal
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config={**config.json})
         self.module = self.engine.module
-        scaler = getattr(self.engine.optimizer, "loss_scaler", None)
-        self._scaler = scaler if getattr(scaler, "dynamic", False) else None
+        scaler = self.engine.optimizer.loss_scaler
+        self._scaler = scaler if scaler.dynamic else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.engine(*args, **kwargs)
@@ -99,7 +99,7 @@ class DeepSpeed(Backend):
 
     @property
     def loss_scale(self) -> float:
-        return float(getattr(self.engine.optimizer, "loss_scale", 1.0))
+        return float(self.engine.optimizer.loss_scale)
 
     @property
     def scale_is_final(self) -> bool:
