@@ -29,8 +29,7 @@ from data_prep.pipeline import build_shard
 from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
 from tests.conftest import needs
-
-from .conftest import (
+from tests.data_prep.conftest import (
     REPOSITORY,
     command_of,
     contents,
@@ -40,7 +39,7 @@ from .conftest import (
     run_script,
     with_other_text,
 )
-from .malformed import malformed_file
+from tests.data_prep.malformed import malformed_file
 
 
 def again(options, folder, **changes):

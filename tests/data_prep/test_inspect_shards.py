@@ -20,8 +20,7 @@ from data_prep.shards import file_problems
 from data_prep.workers import start_pool
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import sealed
-
-from .conftest import run_script, write_indexed
+from tests.data_prep.conftest import run_script, write_indexed
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from data_prep import minhash
 from data_prep.curation.words import words
 from data_prep.formats import Document, Format, Reading, parse
 from data_prep.minhash import BANDS, document_keys
-
-from .real_text import fuzz_documents
+from tests.data_prep.real_text import fuzz_documents
 
 
 def bands_of(*texts):

@@ -13,8 +13,7 @@ from data_prep.sentences import Punkt, load_model, split_sentences
 from data_prep.shards import IndexedFile
 from data_prep.sources import find_sources
 from data_prep.tokens import SubwordTokenizer
-
-from .conftest import read_shards
+from tests.data_prep.conftest import read_shards
 
 
 @pytest.fixture

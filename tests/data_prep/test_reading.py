@@ -15,10 +15,8 @@ from data_prep.planning import Range, plan_shards
 from data_prep.reading import Reader, batches, sample_documents
 from data_prep.sources import find_sources
 from electra_sampler.foundation.config import ConfigError
-from tests.data_prep.conftest import many_documents, words
-
-from .conftest import peak_of_reading, read_shards
-from .packers import bgzf
+from tests.data_prep.conftest import many_documents, peak_of_reading, read_shards, words
+from tests.data_prep.packers import bgzf
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": bytes}
 

@@ -16,8 +16,7 @@ from data_prep.train_vocab import VocabularyOptions
 from data_prep.train_vocab import main as train_vocab
 from electra_sampler.foundation.config import ConfigError
 from tests.data_prep.conftest import write_byte_level_bpe
-
-from .real_text import corpus_files, fuzz_documents, lines_of, some_files
+from tests.data_prep.real_text import corpus_files, fuzz_documents, lines_of, some_files
 
 TEXTS = ["Kalo miNE, ruso.", "", "тест KÁ 漢", "[MASK] ka [SEP]", "ka" * 200]
 

@@ -9,8 +9,7 @@ from data_prep.manifest import load_manifest
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary, open_tokenizer
 from data_prep.train_vocab import VocabularyOptions, main, train_vocabulary
 from electra_sampler.foundation.config import ConfigError
-
-from .conftest import contents, limit_file_size, run_script
+from tests.data_prep.conftest import contents, limit_file_size, run_script
 
 TEXTS = ["The lowest newer wider news, the widest lower news. Ünïcode 漢字!"] * 20
 
