@@ -92,8 +92,9 @@ def test_a_run_on_their_own_tokens_starts_with_their_weights(folder: Path, share
 
 
 def test_without_dropout_fine_tuning_ends_with_a_plain_loops_weights(folder: Path, shared_data: Path) -> None:
-    """Eight updates on STS-B, from the same head and with the same batches. An MPNet, which has no segments, gets a
-    table of zeros here, which is trained; so it gets one in the plain loop.
+    """Eight updates on STS-B, from the same head and with the same batches, in float64: all-mpnet-base-v2 multiplies
+    the rounding of fp32 by a thousand within some layers. An MPNet, which has no segments, gets a table of zeros here,
+    which is trained; so it gets one in the plain loop.
     """
     chosen = {"dropout": 0.0, "attention_dropout": 0.0, "layer_decay": 1.0, "warmup_fraction": 0.0, "max_length": 64}
     chosen |= {"epochs": 1, "batch_size": 8, "learning_rate": 2e-4}
@@ -102,11 +103,13 @@ def test_without_dropout_fine_tuning_ends_with_a_plain_loops_weights(folder: Pat
     job = make_job(TASKS["STS-B"], TaskData(data.train[:64], data.dev), load_tokenizer(folder), settings)
     stored, without = read_stored(folder), {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     run = Run(stored.encoder(**without), job, settings, 1, FP32, start_processes())
-    theirs = AutoModel.from_pretrained(folder, **without).train()
-    head = torch.nn.Linear(theirs.config.hidden_size, 1)
+    run.engine.module.double()
+    run.engine.backend.start_adam()
+    theirs = AutoModel.from_pretrained(folder, **without).double().train()
+    head = torch.nn.Linear(theirs.config.hidden_size, 1).double()
     head.load_state_dict(run.engine.module.head.state_dict())
 
-    segments = torch.nn.Embedding(2, theirs.config.hidden_size)
+    segments = torch.nn.Embedding(2, theirs.config.hidden_size).double()
     torch.nn.init.zeros_(segments.weight)
     has_segments = "token_type_ids" in inspect.signature(theirs.forward).parameters
     added = [] if has_segments else [*segments.named_parameters("segments")]
@@ -142,4 +145,4 @@ def test_without_dropout_fine_tuning_ends_with_a_plain_loops_weights(folder: Pat
         for name, weight in run.engine.module.electra.named_parameters()
         if "token_type_embeddings" not in name  # an MPNet has none
     ]
-    assert max(differences) < 1e-5
+    assert max(differences) < 1e-7
