@@ -171,6 +171,7 @@ def test_every_word_is_scored_exactly_once_in_its_order_on_random_sentences(toke
 
 def test_parts_are_as_long_as_they_may_be() -> None:
     assert list(cut_sentence([2, 2, 1, 5, 9, 1], 5)) == [range(3), range(3, 4), range(4, 5), range(5, 6)]
+    assert list(cut_sentence([9, 1], 5)) == [range(1), range(1, 2)], "a long word may be the first"
     assert list(cut_sentence([], 5)) == []
 
 
