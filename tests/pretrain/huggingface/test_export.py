@@ -56,7 +56,7 @@ def test_the_loaded_generator_gives_the_models_logits(
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     hidden = stock_shaped.generator(*inputs.values())
     projected = stock_shaped.generator_predictions(hidden)
-    ours = stock_shaped.generator_lm_head(projected, stock_shaped.generator.embeddings.word_embeddings)
+    ours = stock_shaped.generator.embeddings.word_embeddings(projected, stock_shaped.generator_lm_head)
     visible = batch.attention_mask_BL
     assert (theirs.eval()(**inputs).logits - ours)[visible].abs().max().item() < 1e-5
 
@@ -148,7 +148,7 @@ def test_every_auto_class_loads_an_export_where_this_project_is_not_installed(
     expected = {
         "AutoModel": encoded,
         "AutoModelForPreTraining": model.discriminator_predictions(encoded),
-        "AutoModelForMaskedLM": model.generator_lm_head(projected, model.generator.embeddings.word_embeddings),
+        "AutoModelForMaskedLM": model.generator.embeddings.word_embeddings(projected, model.generator_lm_head),
     }
     for name, values in expected.items():
         assert (results[name] - values)[visible].abs().max().item() < 1e-5, name

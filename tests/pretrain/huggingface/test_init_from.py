@@ -158,9 +158,9 @@ def test_the_new_sampling_head_samples_from_the_pairs_p_g(
     objective: str, stock_pair: tuple[str, str], shards_folder: Path
 ) -> None:
     model = start(shards_folder, stock_pair, objective=objective).eval()
-    hidden = torch.randn(5, 16)
-    z = model.sampler_scores(model.sampler_transform(hidden), model.generator.embeddings.word_embeddings)
-    logits = model.generator_lm_head(model.generator_predictions(hidden), model.generator.embeddings.word_embeddings)
+    hidden, words = torch.randn(5, 16), model.generator.embeddings.word_embeddings
+    z = words(model.sampler_transform(hidden), model.sampler_scores)
+    logits = words(model.generator_predictions(hidden), model.generator_lm_head)
     assert torch.equal(z, logits) if objective == "hp_dist" else not z.any()
 
 

@@ -158,7 +158,7 @@ def test_weights_go_both_ways_to_the_bit(
     assert all(torch.equal(again[name], weight) for name, weight in model.generator.state_dict().items())
     states = model.generator(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
     words = model.generator.embeddings.word_embeddings
-    logits = model.generator_lm_head(model.generator_predictions(states), words)
+    logits = words(model.generator_predictions(states), model.generator_lm_head)
     given = {"attention_mask": batch.attention_mask_BL, "token_type_ids": batch.token_type_ids_BL}
     theirs, visible = generator.eval()(batch.input_ids_BL, **given).logits, batch.attention_mask_BL.bool()
     assert torch.allclose(theirs[visible], logits[visible], atol=1e-6)

@@ -66,7 +66,7 @@ def test_the_loaded_generator_gives_the_models_logits(modern: Electra, exported:
     visible = batch.attention_mask_BL
     hidden = modern.generator(batch.input_ids_BL, visible, batch.token_type_ids_BL)
     projected = modern.generator_predictions(hidden)
-    ours = modern.generator_lm_head(projected, modern.generator.embeddings.word_embeddings)[visible]
+    ours = modern.generator.embeddings.word_embeddings(projected, modern.generator_lm_head)[visible]
     assert (theirs.eval()(batch.input_ids_BL, visible.long()).logits[visible] - ours).abs().max().item() < 1e-5
 
 
@@ -151,8 +151,8 @@ def test_an_exported_narrow_generator_starts_a_run_with_its_scores(
         words = model.generator.embeddings.word_embeddings
         hidden_BLH = model.generator(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
         d_BL = model.discriminator_predictions(model.discriminator(ids_BL, torch.ones_like(ids_BL), ids_BL))
-        scores_BLV = model.generator_lm_head(model.generator_predictions(hidden_BLH), words)
-        found.append([d_BL, scores_BLV, model.sampler_scores(model.sampler_transform(hidden_BLH), words)])
+        scores_BLV = words(model.generator_predictions(hidden_BLH), model.generator_lm_head)
+        found.append([d_BL, scores_BLV, words(model.sampler_transform(hidden_BLH), model.sampler_scores)])
     for before, after in zip(*found, strict=True):
         assert torch.allclose(before, after, rtol=1e-4, atol=1e-4 * before.abs().max().item())
     words = [model.discriminator.embeddings.plain().word_embeddings.weight for model in (first, again)]
@@ -345,7 +345,7 @@ def test_logits_and_loss_are_the_models_in_transformers_without_this_project(
         segments_BL = torch.zeros_like(ids_BL)
         d_BL = model.discriminator_predictions(model.discriminator(ids_BL, visible_BL, segments_BL))
         hidden_BLE = model.generator_predictions(model.generator(ids_BL, visible_BL, segments_BL))
-        scores_BLV = model.generator_lm_head(hidden_BLE, model.generator.embeddings.word_embeddings)
+        scores_BLV = model.generator.embeddings.word_embeddings(hidden_BLE, model.generator_lm_head)
         loss = torch.nn.functional.cross_entropy(scores_BLV[visible_BL], ids_BL[visible_BL])
         assert (results[f"d/{length}"] - d_BL)[visible_BL].abs().max().item() < 1e-5
         assert (results[f"g/{length}"] - scores_BLV)[visible_BL].abs().max().item() < 1e-5
