@@ -144,7 +144,7 @@ def test_a_rank_in_an_endless_loop_ends_the_job_in_time_and_its_line_is_shown(
 
 
 def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
-    """Rank 1 is suspended five sixths of the time, more than other work could hold rank 0 up."""
+    """Rank 1 is suspended for half a second at a time. The steps between are quick, and either rank may be slower."""
     folder = tmp_path / "run"
     run = on_two_ranks(launch, shards_folder, folder)
     wait_for_step(folder, 10)
@@ -155,8 +155,9 @@ def test_a_slow_rank_is_named_in_the_log_lines(shards_folder: Path, tmp_path: Pa
             time.sleep(seconds)
         last = read_complete(folder)[-1]["step"]
     run.ended(0)
-    held = [record for record in read_metrics(folder, "train") if first < record["step"] < last]
-    assert sum(record["slowest_rank"] == 1 for record in held) > 0.6 * len(held)
+    steps = [record for record in read_metrics(folder, "train") if first < record["step"] < last]
+    held = [record["slowest_rank"] for record in steps if record["slowest_rank_seconds"] > 0.4]
+    assert len(held) >= 5 and held.count(1) > 0.8 * len(held)
     assert "slowest rank 1" in run.output
 
 
