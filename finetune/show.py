@@ -57,7 +57,7 @@ class Page(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.scorer, self.turn = scorer, Lock()
         self.place, self.nonce = f"/{secrets.token_urlsafe()}/", secrets.token_urlsafe()
-        template = Environment(autoescape=True).from_string(Path(__file__).with_name("show.html").read_text())
+        template = Environment(autoescape=True).from_string(Path(__file__).with_name("show.html").read_text("utf-8"))
         self.html = template.render(scorer=scorer, lacks=[*lacks(scorer)], nonce=self.nonce)
 
     @property
