@@ -49,10 +49,12 @@ class Pool:
         """Yields (item, `function(item, *constants)`) for each item as it completes, in any order."""
         self.start(self.size)
         if self._executor is None:
-            yield from ((item, function(item, *constants)) for item in items)
+            for item in items:
+                yield item, function(item, *constants)
             return
         waiting = {self._executor.submit(function, item, *constants): item for item in items}
-        yield from ((waiting[future], future.result()) for future in as_completed(waiting))
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
 
 
 @contextmanager

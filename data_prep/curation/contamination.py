@@ -213,8 +213,9 @@ def _cells(text: str, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]
     has_names = bool(rows) and any(field in rows[0] and not field.isdecimal() for field in fields)
     names = rows[0] if has_names else [str(number) for number in range(1, max(map(len, rows), default=0) + 1)]
     for number, row in enumerate(rows[has_names:], 1 + has_names):
-        cells = zip(names, row, strict=False)
-        yield from ((number, name, cell) for name, cell in cells if cell and (name in fields or not fields))
+        for name, cell in zip(names, row, strict=False):
+            if cell and (name in fields or not fields):
+                yield number, name, cell
 
 
 def _strings(value: Any, fields: tuple[str, ...], field: str = "") -> Iterator[tuple[str, str]]:

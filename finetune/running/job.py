@@ -91,7 +91,8 @@ def shares(features: Features, world: World, size: int) -> Iterator[np.ndarray]:
     """
     order = np.argsort([len(ids) for ids in features.input_ids], kind="stable")
     step = size * world.world_size
-    yield from (order[start + world.rank : start + step : world.world_size] for start in range(0, len(order), step))
+    for start in range(0, len(order), step):
+        yield order[start + world.rank : start + step : world.world_size]
 
 
 class Evaluation(NamedTuple):
