@@ -43,8 +43,7 @@ def read_pairs(folder: Path) -> list[Pair]:
     pairs = []
     kinds = (*UNREADABLE, ValueError, LookupError, TypeError)  # or a line holds anything else than a pair
     with explained(f"data: {folder} cannot be read as BLiMP", "download it again", kinds):
-        packed = folder / ARCHIVE
-        for _, content in files_in(packed if packed.exists() else folder, FILES, "data"):
+        for _, content in files_in(folder, FILES, "data", ARCHIVE):
             for line in filter(str.strip, content.decode("utf-8-sig").split("\n")):
                 entry = from_json(line)
                 good, bad, field, term, paradigm = (str.strip(entry[key]) for key in KEYS)

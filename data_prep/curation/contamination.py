@@ -174,8 +174,7 @@ def _read_set(given: str) -> EvaluationSet:
     digest = hashlib.sha256()
     examples: list[tuple[str, str]] = []
     with explained(f"decontaminate: {given} cannot be read", "name another file", UNREADABLE):
-        packed = Path(rest, archive)
-        for file, content in files_in(packed if packed.exists() else Path(rest), pattern, "decontaminate"):
+        for file, content in files_in(Path(rest), pattern, "decontaminate", archive):
             digest.update(f"{file}\n{','.join(fields)}\n{len(content)}\n".encode(errors="surrogateescape"))
             digest.update(content)
             texts = list(_texts(file, content, fields))

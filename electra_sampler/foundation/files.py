@@ -239,14 +239,17 @@ def read_file(path: Path, option: str, expected: str = "") -> bytes:
     return path.read_bytes()
 
 
-def files_in(root: Path, pattern: re.Pattern[str] | None, option: str) -> Iterator[tuple[str, bytes]]:
+def files_in(
+    root: Path, pattern: re.Pattern[str] | None, option: str, archive: str = ""
+) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of a file that a user names or, if there is a `pattern`, of each file of the folder or
-    archive `root` whose name matches, sorted by name.
+    archive `root` whose name matches, sorted by name. A folder's `archive`, if it holds one, stands for the folder.
 
     Raises:
         ConfigError: one of them is a pipe or a device.
         UNREADABLE: one of them cannot be read.
     """
+    root = root / archive if (root / archive).exists() else root
     require_file_or_folder(root, option)
     if pattern is None or (root.is_file() and root.suffix != ".zip"):
         yield root.name, root.read_bytes()
