@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from electra_sampler.foundation.config import ConfigError, explained
+from electra_sampler.foundation.config import ConfigError, errors_of_hub, explained
 from electra_sampler.foundation.files import require_file_or_folder
 
 HUB = "hub:"
@@ -89,7 +89,6 @@ def _files_of(given: Path) -> Iterator[tuple[str, str]]:
 def _hub_files(given: str) -> Iterator[tuple[str, str]]:
     """Yields (address, path in the cache) for every file of a dataset's train split."""
     import datasets
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     given_name, _, revision = given.removeprefix(HUB).partition("@")
     name, _, configuration = given_name.partition(":")
@@ -97,8 +96,9 @@ def _hub_files(given: str) -> Iterator[tuple[str, str]]:
         "check the name and the network, download the files and give their folder, or, as for a script, try the hub's"
         f" own copy: {HUB}{given_name}@{PARQUET_COPY}"
     )
-    kinds = (OSError, ValueError, LookupError, RuntimeError, HTTPError, datasets.exceptions.DatasetsError)
-    with explained(f"input: {given} cannot be downloaded from the hub", fix, kinds):
+    with explained(
+        f"input: {given} cannot be downloaded from the hub", fix, (*errors_of_hub(), datasets.exceptions.DatasetsError)
+    ):
         builder = datasets.load_dataset_builder(name, configuration or None, revision=revision or None)
         addresses = list((builder.config.data_files or {})["train"])
         yield from zip(addresses, datasets.DownloadManager(dataset_name=name).download(addresses), strict=True)

@@ -77,6 +77,13 @@ def explained(
         raise kind(f"{what} ({reason.splitlines()[0]}); {fix}") from None
 
 
+def errors_of_hub() -> tuple[type[Exception], ...]:
+    """Returns the kinds of errors of a download from the hub; a dataset that is a script gives a `RuntimeError`."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    return OSError, ValueError, LookupError, RuntimeError, HTTPError
+
+
 def may_pass(error: BaseException) -> bool:
     """Returns whether the same command may succeed later: too little memory, a failing disk, file server or network."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MAY_PASS)

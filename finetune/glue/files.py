@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from electra_sampler.foundation.command_line import printable
-from electra_sampler.foundation.config import ConfigError, counted, explained, few
+from electra_sampler.foundation.config import ConfigError, counted, errors_of_hub, explained, few
 from finetune.glue.tasks import (
     AX,
     INDEX_COLUMNS,
@@ -109,12 +109,10 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
         ConfigError: the hub cannot be reached and no copy is cached.
     """
     import datasets
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
-    # the last: of a dataset that is a script
-    kinds = (OSError, ValueError, HTTPError, datasets.exceptions.DatasetsError, RuntimeError)
-    with explained(f"data_dir: cannot load {dataset} {configuration}", "give a folder of TSV files", kinds):
+    what = f"data_dir: cannot load {dataset} {configuration}"
+    with explained(what, "give a folder of TSV files", (*errors_of_hub(), datasets.exceptions.DatasetsError)):
         rows = datasets.load_dataset(dataset, configuration, split=split)
     return f"{dataset} {configuration} {split}", enumerate(rows, 1)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from data_prep.tokens import read_folder
-from electra_sampler.foundation.config import ConfigError, counted, explained
+from electra_sampler.foundation.config import ConfigError, counted, errors_of_hub, explained
 from electra_sampler.foundation.files import read_object
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -49,10 +49,9 @@ def find_folder(name: str | Path) -> Path:
             f"model: {name} has no config.json; name a folder written by pretrain/export.py, or a stock ELECTRA"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     what = f"model: {name} is not a local folder and could not be downloaded from the hub"
-    with explained(what, "check the name, or download the model and name its folder", (OSError, ValueError, HTTPError)):
+    with explained(what, "check the name, or download the model and name its folder", errors_of_hub()):
         found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt", CARD]))
         if not any(found.glob("*.safetensors")):
             found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt", CARD]))
