@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jinja2 import StrictUndefined, Template
 from torch import Tensor
 
 from electra_sampler.foundation.files import new_folder, remove
 from electra_sampler.foundation.markdown_table import markdown_table
 from finetune.running.job import HuggingFaceModel, Job
-from finetune.running.records import RunRecord
+from finetune.running.records import RunRecord, write_files
 from pretrain.huggingface.folders import CARD, TOKENIZER_FILES, TOKENIZER_SETTINGS, read_config, source_of
 from pretrain.huggingface.forms import of_encoder
 from pretrain.huggingface.stored import Stored, write
@@ -41,46 +42,32 @@ def save_finetuned(folder: Path, model: Stored, job: Job, record: RunRecord, wei
         for name in (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json"):
             if (model.tokenizer / name).is_file():
                 shutil.copyfile(model.tokenizer / name, unfinished / name)
-        texts = {
-            TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
-            RESULTS: record.model_dump_json(indent=2) + "\n",
-            CARD: card(made, record, form.code),
-        }
-        for name, text in texts.items():
-            (unfinished / name).write_text(text, "utf-8")
+        write_files(
+            unfinished,
+            {
+                TOKENIZER_SETTINGS: json.dumps(described, indent=2) + "\n",
+                RESULTS: record.model_dump_json(indent=2) + "\n",
+                CARD: card(made, record, form.code),
+            },
+        )
 
 
 def card(made: HuggingFaceModel, record: RunRecord, carried: Sequence[str]) -> str:
     """Returns the model card in Markdown; `carried` are the files of the model's code in the folder."""
     run, (name, terms) = record.run, source_of(record.model)
-    base = "" if run.random_weights else f"base_model: {json.dumps([name])}\n"
-    code = ", trust_remote_code=True" if carried else ""
     scores = [
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
     ]
     settings = [(key, str(value)) for key, value in run.settings.model_dump(mode="json").items()]
-    files = " and ".join(f"`{name}`" for name in carried)
-    carries = f"\nThe model's code is {files} in this folder; `trust_remote_code=True` allows it to run.\n"
-    return f"""---
-library_name: transformers
-pipeline_tag: {made.pipeline}
-{base}tags:
-- electra
----
-
-# {run.task}, fine-tuned from {"untrained weights of the shape of " if run.random_weights else ""}`{name}`{terms}
-
-```python
-{made.example.replace("{code}", code)}
-```
-{carries if carried else ""}
-## Scores
-
-Seed {run.seed}, {record.train_examples:,} training examples, after the last epoch.
-
-{chr(10).join(markdown_table(("split", "metric", "score"), scores))}
-
-## Settings
-
-{chr(10).join(markdown_table(("", ""), settings))}
-"""
+    template = Path(__file__).with_name("model_card.jinja").read_text("utf-8")
+    return Template(template, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).render(
+        made=made,
+        record=record,
+        run=run,
+        name=name,
+        terms=terms,
+        base_model=json.dumps([name]),
+        carried=[f"`{file}`" for file in carried],
+        scores="\n".join(markdown_table(("split", "metric", "score"), scores)),
+        settings="\n".join(markdown_table(("", ""), settings)),
+    )

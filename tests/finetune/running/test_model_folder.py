@@ -353,7 +353,7 @@ sys.addaudithook(kill)
 run_queue(parse_options(GlueOptions, ""), load)
 """
 MOMENTS = {
-    "while_a_candidate_is_written": "event == 'open' and 'candidates/' in first and first.endswith('README.md')",
+    "while_a_candidate_is_written": "event == 'open' and 'candidates/' in first and first.endswith('README.md.tmp')",
     "before_its_record": "event == 'open' and first.endswith('results.jsonl') and second.startswith('a')",
     "before_the_model_is_kept": "event == 'os.rename' and 'finetuned/' in second",
 }
