@@ -107,10 +107,9 @@ class Scorer(NamedTuple):
         for position in range(1, ids_BL.shape[1] - 1):
             scores, ids_B = self.masked_scores(ids_BL, position), ids_BL[:, position]
             rows, parts = max(1, ELEMENTS // scores[0].shape[1]), []
-            for start in range(0, len(ids_B), rows):
-                part = slice(start, start + rows)
-                log_p_G_XV, *head_XV = (score_BV[part].double() for score_BV in scores)
-                parts.append(draws_of(log_p_G_XV.log_softmax(-1), ids_B[part], sampling, *head_XV))
+            for part_B, *scores_BV in zip(*(each.split(rows) for each in (ids_B, *scores)), strict=True):
+                log_p_G_BV, *head_BV = map(Tensor.double, scores_BV)
+                parts.append(draws_of(log_p_G_BV.log_softmax(-1), part_B, sampling, *head_BV))
             columns.append(Draws(*map(torch.cat, zip(*parts, strict=True))))
         return Draws(*(torch.stack(column, 1) for column in zip(*columns, strict=True)))
 

@@ -9,14 +9,12 @@ from jinja2 import StrictUndefined, Template
 from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.huggingface.folders import source_of
 from pretrain.huggingface.forms import form_of
-from pretrain.huggingface.stored import LEARNED
+from pretrain.huggingface.stored import LEARNED, Sampling
 from pretrain.method.objective import ObjectiveConfig, PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.runs.folder import BOOKKEEPING, RunDescription, flat
 from pretrain.runs.log import read_metrics
 
-CHANGES_Q = {"temperature", "forbid_original", "mixture", "importance_weighting"}
-"""Settings that change the sampler's distribution, or which one the discriminator learns from."""
 SCORES = {
     "mlm_loss": "MLM cross-entropy, nats per masked position",
     "mlm_accuracy": "MLM accuracy",
@@ -69,7 +67,7 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
 
 def _sampler(objective: ObjectiveConfig) -> str:
     """Returns the name of an objective that draws replacements as the paper does; empty for any other."""
-    as_in_paper = objective == type(objective)(**objective.model_dump(exclude=CHANGES_Q))
+    as_in_paper = objective == type(objective)(**objective.model_dump(exclude=set(Sampling.model_fields)))
     return objective.name if as_in_paper and objective.name in ("electra", *LEARNED) else ""
 
 

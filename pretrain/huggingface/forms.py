@@ -14,7 +14,7 @@ import torch
 from pydantic import AliasChoices, ConfigDict, Field, create_model
 from torch import Tensor
 
-from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.config import ConfigError, StrictConfig, one_of
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig, Parts
 from pretrain.model.sizes import EncoderSizes
 
@@ -112,11 +112,10 @@ def form_named(model_type: Any, source: str) -> Form:
     Raises:
         ConfigError: there is none.
     """
-    found = next((form for form in FORMS if form.model_type == model_type), None)
-    if found is None:
-        known = ", ".join(form.model_type for form in FORMS)
-        raise ConfigError(f"{source} has model_type {model_type!r}; expected one of {known}; name such a model")
-    return found
+    forms = {form.model_type: form for form in FORMS}
+    if str(model_type) not in forms:
+        raise ConfigError(f"{source} has model_type {model_type!r}; {one_of(model_type, forms)}; name such a model")
+    return forms[model_type]
 
 
 def form_of(config: EncoderSizes, architecture: str) -> Form:

@@ -19,7 +19,7 @@ from electra_sampler.foundation.config import ConfigError
 from pretrain.config import RunConfig
 from pretrain.huggingface.folders import fill, has_tokenizer
 from pretrain.huggingface.forms import OUTPUT_MATRIX, WORDS, of_encoder
-from pretrain.huggingface.stored import CLASSES, HEADS, SAMPLING, Stored, family, of_sampler, read_stored
+from pretrain.huggingface.stored import HEADS, SAMPLING, Stored, family, of_sampler, read_stored
 from pretrain.method.objective import Objective
 from pretrain.method.registry import objective_class
 
@@ -203,12 +203,12 @@ def load_parts(model: Objective, donors: Donors, tokenizer: Path) -> list[str]:
         weights = extended(donor.weights(), encoder.config, donor, tokenizer)
         head = {name: weights.pop(name) for name in [*filter(of_sampler, weights)]}
         place = donor.role if donor.role in model.exports else "."
-        (architecture, *parts), modules = model.exports[place], model.exported(place)
+        (_, *parts), modules = model.exports[place], model.exported(place)
         embeddings.append(
             {name.removeprefix(EMBEDDINGS): weight for name, weight in weights.items() if name.startswith(EMBEDDINGS)}
         )
         whole = of_encoder(weights)
-        if architecture != CLASSES[donor.role] or (place == "." and whole.keys() == weights.keys()):
+        if HEADS[donor.role][0][0] not in modules or (place == "." and whole.keys() == weights.keys()):
             weights, parts, modules = whole, parts[:1], nn.ModuleDict({"electra": modules["electra"]})
         if same and head.keys() == sampler.state_dict().keys():
             fill(sampler, head, donor.folder)

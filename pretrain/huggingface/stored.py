@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from electra_sampler.foundation.config import ConfigError, StrictConfig
 from pretrain.huggingface.folders import fill, find_folder, load_tokenizer, read_config, read_weights
-from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, WORDS, Form, form_named, form_of, of_encoder, renamed
+from pretrain.huggingface.forms import GENERATOR, WORDS, Form, form_named, form_of, of_encoder, renamed
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder
 from pretrain.model.sizes import EncoderSizes
 
 Role = Literal["generator", "discriminator"]
 """A model that predicts masked tokens, or any other."""
-CLASSES: dict[Role, str] = {"generator": GENERATOR, "discriminator": DISCRIMINATOR}
 HEADS: dict[Role, tuple[tuple[str, ...], ...]] = {
     "generator": (("generator_predictions", "generator_lm_head"), ("sampler_transform", "sampler_scores")),
     "discriminator": (("discriminator_predictions",),),
