@@ -1,36 +1,48 @@
 """Gradient-disentangled embedding sharing (gdes, DeBERTa-v3): the discriminator's embeddings are the generator's,
 without gradient, plus a difference of their own.
 
-Shape letters: B batch, L length, E embedding size.
+Shape letters: X any leading dimensions, E embedding size.
 """
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pretrain.model import ops
 from pretrain.model.encoder import Embeddings, TokenEmbeddings
 
 DISENTANGLED = ("word_embeddings.weight", "position_embeddings.weight")
 """The tables in which `Disentangled` holds Delta."""
 
 
+class DisentangledTable(nn.Embedding):
+    """A table of E_D = sg(E_G) + Delta, which holds Delta, 0 at the start: ids [X] -> [X, E].
+
+    Rows, not tables, are added: under ZeRO-3 a table exists only while its own module runs.
+    """
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__(shared.num_embeddings, shared.embedding_dim, _weight=torch.zeros_like(shared.weight))
+        self.shared = shared
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            shared_XE: Tensor = self.shared(input)
+        return shared_XE + ops.look_up(input, self.weight)
+
+
 class Disentangled(TokenEmbeddings):
     """The discriminator's embeddings under gradient-disentangled sharing (DeBERTa-v3): E_D = sg(E_G) + Delta for words
-    and positions, and its own parameters for the rest.
-
-    `shared` is the generator's module, with E_G; the tables here hold Delta, 0 at the start. Rows, not tables, are
-    added: under ZeRO-3 a table exists only while its own module runs.
+    and positions, and its own parameters for the rest. `shared` is the generator's module, with E_G.
     """
 
     def __init__(self, shared: TokenEmbeddings) -> None:
-        nn.Module.__init__(self)  # copying draws no random numbers, so all other weights equal a shared instance's
-        for name, part in copy.deepcopy(shared).named_children():
-            self.add_module(name, part)
-        for name, weight in self.named_parameters():
-            if name in DISENTANGLED:
-                nn.init.zeros_(weight)
+        nn.Module.__init__(self)  # this draws no random numbers, so all other weights equal a shared instance's
+        for name, part in shared.named_children():
+            self.add_module(name, DisentangledTable(part) if f"{name}.weight" in DISENTANGLED else copy.deepcopy(part))
         self.shared = shared
 
     @torch.no_grad()
@@ -50,15 +62,3 @@ class Disentangled(TokenEmbeddings):
 
 class DisentangledEmbeddings(Disentangled, Embeddings):
     """`Disentangled` words and positions, with segment embeddings and LayerNorm of its own."""
-
-    shared: Embeddings
-
-    def forward(self, input_ids_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
-        position_L = torch.arange(input_ids_BL.shape[1], device=input_ids_BL.device)
-        with torch.no_grad():
-            word_BLE = self.shared.word_embeddings(input_ids_BL)
-            position_LE = self.shared.position_embeddings(position_L)
-        word_BLE = word_BLE + self.word_embeddings(input_ids_BL)
-        position_LE = position_LE + self.position_embeddings(position_L)
-        embedded_BLE = word_BLE + self.token_type_embeddings(token_type_ids_BL)
-        return self.dropout(self.LayerNorm(embedded_BLE + position_LE))

@@ -78,11 +78,6 @@ class WordEmbeddings(TokenEmbeddings):
 class DisentangledWords(Disentangled, WordEmbeddings):
     """A discriminator's word embeddings under gradient-disentangled sharing: E_D = sg(E_G) + Delta."""
 
-    def forward(self, input_ids_BL: Tensor) -> Tensor:
-        with torch.no_grad():
-            shared_BLE: Tensor = self.shared(input_ids_BL)
-        return shared_BLE + super().forward(input_ids_BL)
-
 
 class ModernEncoder(Encoder):
     """Word embeddings, their projection when sizes differ, LayerNorm, and the layers; `ModernBertModel`.
