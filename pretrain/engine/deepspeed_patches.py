@@ -1,5 +1,5 @@
-"""All patches to DeepSpeed's internals. Two keep it from talking to users, with any version. The others save time, and
-are applied only to the version that they were tested on.
+"""All patches to DeepSpeed's internals. The first keeps it from talking to users, with any version. The others save
+time, and are applied only to the version that they were tested on.
 
 With any other version they are not applied, and a warning is printed: results are the same within rounding, but
 training is slower. After an upgrade, compare each patch with DeepSpeed's source, measure it again, and set `TESTED`.
@@ -27,9 +27,6 @@ def patch_modules(world: World) -> bool:
     """Patches DeepSpeed's modules before the first engine is made; returns `False` with an untested version."""
     # Any version: otherwise each start warns of an optimizer that ZeRO does not know.
     deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS.append(MuonAndAdamW)
-    # Any version: otherwise a loss scale at its minimum raises an exception that names no step; see `StepResult.fatal`.
-    scaler = deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler
-    scaler.__init__ = functools.partialmethod(scaler.__init__, raise_error_at_min_scale=False)
     if deepspeed.__version__ != TESTED:
         if world.is_first:
             print(

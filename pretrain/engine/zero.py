@@ -47,6 +47,7 @@ class DeepSpeed(Backend):
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=self.adam, config={**config.json})
         self.module = self.engine.module
         scaler = self.engine.optimizer.loss_scaler
+        scaler.raise_error_at_min_scale = False  # its error names no step; see `StepResult.fatal`
         self._scaler = scaler if scaler.dynamic else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
