@@ -7,6 +7,7 @@ are stripped, and blank ones do not count.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
 
@@ -19,11 +20,11 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 _LONGEST_NGRAM = 10  # words in the n-grams of the rules
 
 
+@dataclass
 class Measures:
     """Measures of one text, which is not empty."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    text: str
 
     @cached_property
     def words(self) -> list[str]:

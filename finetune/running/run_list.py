@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
 
@@ -23,7 +23,7 @@ from electra_sampler.foundation.files import folder_sha256, require_folder
 from electra_sampler.foundation.locks import Held, Lock, confirm, holder
 from electra_sampler.foundation.progress import about
 from electra_sampler.foundation.settings import settings_tables
-from finetune.config import FinetuneOptions
+from finetune.config import FinetuneOptions, Options
 from finetune.presets import paper_grid, settings_for, size_of
 from finetune.running.job import Job, LoadedTask
 from finetune.running.model_folder import save_finetuned
@@ -51,7 +51,6 @@ from pretrain.job.stopping import EXIT_STOPPED, StopRequest
 from pretrain.model.sizes import EncoderSizes
 
 CHECKPOINTS, CANDIDATES, FINETUNED, LOCKS = "checkpoints", "candidates", "finetuned", "locks"
-Options = TypeVar("Options", bound=FinetuneOptions)
 
 
 def launch(options: Options, load: Callable[[Options], Iterator[LoadedTask]]) -> NoReturn:

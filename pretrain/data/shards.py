@@ -270,18 +270,16 @@ class _MappedShard:
 
 
 def _require_one_build(folder: Path, manifest: Manifest, of_shards: bool) -> None:
-    """Checks that a folder is not empty and that tokenizer and, if `of_shards`, shard sizes match its manifest.
+    """Checks that a folder's tokenizer and, if `of_shards`, its shard sizes match its manifest.
 
     Raises:
-        ConfigError: the folder is empty, or tokenizer or shards differ from the manifest.
+        ConfigError: they do not.
     """
     problems = [*tokenizer_problems(folder, manifest)]
     shards = manifest.shards if of_shards else ()
     problems += [problem for shard in shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
         raise ConfigError(f"data: {folder} is damaged: {'; '.join(few(problems, 'problems', SHOWN))}; {REPAIR}")
-    if not any(shard.sequences for shard in manifest.shards):
-        raise ConfigError(f"data: {folder} has no sequences; build it from more text")
 
 
 def manifests_sha256(folders: Iterable[Path]) -> str:
