@@ -80,8 +80,7 @@ class ModelConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _heads_divide_widths(self) -> "ModelConfig":
-        if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size: got {self.hidden_size}, expected a multiple of heads ({self.heads})")
+        self.discriminator(vocab_size=1)  # raises for sizes that this kind of encoder cannot compute
         head_size = self.hidden_size // self.heads
         if self.generator_hidden_size >= head_size and self.generator_hidden_size % head_size:
             raise ValueError(
@@ -94,8 +93,7 @@ class ModelConfig(StrictConfig):
                 f" {math.ceil(self.hidden_size / self.generator_hidden_size)}: the generator's is scaled down"
                 f" like its width, from {self.hidden_size} to {self.generator_hidden_size}, and would be 0"
             )
-        for encoder in (self.discriminator, self.generator):
-            encoder(vocab_size=1)  # raises for sizes that this kind of encoder cannot compute
+        self.generator(vocab_size=1)
         return self
 
     def discriminator(self, vocab_size: int) -> EncoderSizes:

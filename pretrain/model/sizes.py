@@ -24,7 +24,7 @@ class EncoderSizes(ABC):
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+                f"hidden_size: got {self.hidden_size}, expected a multiple of heads ({self.num_attention_heads})"
             )
 
     @abstractmethod
