@@ -20,7 +20,7 @@ import pytest
 from docs.make_reference import REFERENCE, pages
 from electra_sampler.commands import COMMANDS
 from electra_sampler.foundation.command_line import parser_of
-from electra_sampler.quickstart.summary import Results, show, table
+from electra_sampler.quickstart.summary import show, table
 from finetune.config import GlueOptions, SquadOptions
 from finetune.presets import settings_for
 from pretrain.config import RunConfig, with_overrides
@@ -193,7 +193,7 @@ def test_the_readmes_table_is_as_the_quickstart_prints_it() -> None:
         "estimate_correlation": {"all": correlation},
     }
     logged = defaultdict(float, step=1)
-    lines = show(table(Results(logged, logged, held_out, pretrained, untrained))).splitlines()
+    lines = show(table(logged, logged, held_out, pretrained, untrained)).splitlines()
     assert lines[lines.index("held-out text") :] == shown
 
 

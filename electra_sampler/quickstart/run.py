@@ -151,7 +151,7 @@ def summarize(seconds: dict[str, float]) -> int:
     """Prints results, times and where to look; returns 1 if a result is not as required."""
     from electra_sampler.quickstart.summary import read_results, show, table
 
-    rows = table(read_results(RUN, SCORES))
+    rows = table(**read_results(RUN, SCORES))
     print(
         f"\n{show(rows)}\n",
         "seconds  " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()),

@@ -12,19 +12,6 @@ LEAST_AUC = 0.65
 MOST_OF_ENTROPY = 0.95  # an untrained discriminator has a loss of 1.00 entropies, yet an accuracy of 85%
 
 
-class Results(NamedTuple):
-    """Results of the quickstart's pre-training and fine-tuning runs."""
-
-    first: dict[str, Any]
-    last: dict[str, Any]
-    """The last record of the training log; `first` is its first."""
-    held_out: dict[str, Any]
-    """`metrics.json` of the evaluation."""
-    score_pretrained: float
-    """Matthews correlation, median over the seeds."""
-    score_untrained: float
-
-
 class Row(NamedTuple):
     """A line of the table; `passed` is `None` if the value has no requirement."""
 
@@ -34,12 +21,16 @@ class Row(NamedTuple):
     passed: bool | None = None
 
 
-def read_results(run: Path, glue: Path) -> Results:
-    """Collects the results from the folders of the pre-training run and of the fine-tuning runs."""
+def read_results(run: Path, glue: Path) -> dict[str, Any]:
+    """Returns what `table` shows, from the folders of the pre-training run and of the fine-tuning runs."""
     log = read_metrics(run, "train")
-    held_out = json.loads((run / "evaluation" / "metrics.json").read_text())
-    pretrained, untrained = (median_score(glue, random_weights=random) for random in (False, True))
-    return Results(log[0], log[-1], held_out, pretrained, untrained)
+    return {
+        "first": log[0],
+        "last": log[-1],
+        "held_out": json.loads((run / "evaluation" / "metrics.json").read_text()),
+        "pretrained": median_score(glue, random_weights=False),
+        "untrained": median_score(glue, random_weights=True),
+    }
 
 
 def median_score(glue: Path, random_weights: bool) -> float:
@@ -48,9 +39,12 @@ def median_score(glue: Path, random_weights: bool) -> float:
     return statistics.median(record.last["dev"]["matthews"] for record in records)
 
 
-def table(results: Results) -> list[Row]:
-    """Returns all lines of the summary, with and without a requirement."""
-    first, last, held_out = results.first, results.last, results.held_out
+def table(
+    first: dict[str, Any], last: dict[str, Any], held_out: dict[str, Any], pretrained: float, untrained: float
+) -> list[Row]:
+    """Returns all lines of the summary, with and without a requirement: of the first and the last record of the
+    training log, `metrics.json` of the evaluation, and the median scores of both encoders.
+    """
     share = held_out["discriminator_loss"] / held_out["discriminator_entropy"]
     shown = {
         "generator loss L_G": "generator_loss",
@@ -83,12 +77,12 @@ def table(results: Results) -> list[Row]:
             for name, value in held_out["estimate_correlation"].items()
         ),
         Row("acceptability (Matthews, median of the seeds)", ""),
-        Row("  the same head on an untrained encoder", f"{results.score_untrained:.3f}"),
+        Row("  the same head on an untrained encoder", f"{untrained:.3f}"),
         Row(
             "  pre-trained encoder",
-            f"{results.score_pretrained:.3f}",
+            f"{pretrained:.3f}",
             "above the untrained",
-            results.score_pretrained > results.score_untrained,
+            pretrained > untrained,
         ),
     ]
 
