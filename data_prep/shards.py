@@ -81,8 +81,10 @@ class IndexedFile:
         """
         ends = np.cumsum(self.lengths, dtype=np.int64)
         if (self.offsets != (ends - self.lengths) * self.dtype.itemsize).any() or (self.lengths < 0).any():
-            index_path = self._data_path.with_suffix(".idx")
-            raise ConfigError(f"{index_path}: damaged: its offsets do not match its lengths; rebuild the shard")
+            raise ConfigError(
+                f"{self._data_path.with_suffix('.idx')}: damaged: its offsets do not match its lengths; rebuild the"
+                " shard"
+            )
 
     def __len__(self) -> int:
         return len(self.lengths)

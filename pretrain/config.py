@@ -171,8 +171,10 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
         return f"--set: got {shown(override)}, expected key=value, for example optim.lr=2e-4"
     path, value = parsed
     if path == "objective.name":
-        option = f"--objective {shown(str(value))[1:-1]}"
-        return f"--set: got {shown(override)}, which would keep the loss weights of another objective; use {option}"
+        return (
+            f"--set: got {shown(override)}, which would keep the loss weights of another objective; use --objective"
+            f" {shown(str(value))[1:-1]}"
+        )
     parent, _, key = path.rpartition(".")
     sections = {"": values} | {name: part for name, part in values.items() if isinstance(part, dict)}
     if key in sections.get(parent, ()) and path not in sections:
@@ -180,8 +182,10 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
         return None
     others = [name for name in objective_names() if key in objective_class(name).Config.model_fields]
     if others and parent == "objective":
-        which = f"which objective {sections[parent]['name']} does not have"
-        return f"--set: got {shown(override)}, {which}; leave it out or choose {' or '.join(others)}"
+        return (
+            f"--set: got {shown(override)}, which objective {sections[parent]['name']} does not have; leave it out or"
+            f" choose {' or '.join(others)}"
+        )
     keys = [f"{name}.{own}".lstrip(".") for name, part in sections.items() for own in part]
     expected = ", ".join(sections.get(parent, values))
     return f"--set: got unknown key {shown(path)}; expected one of {expected}{did_you_mean(path, keys)}"

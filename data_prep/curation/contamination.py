@@ -156,10 +156,9 @@ def read_sets(given: Iterable[str]) -> list[EvaluationSet]:
         ConfigError: a file or field is missing, a file is malformed or not regular, or two sets have the same name.
     """
     sets = [_read_set(one) for one in given]
-    named = Counter(one.name for one in sets)
     refuse(
         f"decontaminate: two sets are called {name}; rename one of them: NAME=FILE"
-        for name, times in named.items()
+        for name, times in Counter(one.name for one in sets).items()
         if times > 1
     )
     return sets

@@ -84,8 +84,10 @@ def language_test(keep: tuple[str, ...], threshold: float) -> Callable[[str], bo
         ConfigError: a language is unknown, or py3langid is not installed.
     """
     identifier = _identifier()
-    unknown = sorted({*keep}.difference(identifier.labels))
-    refuse(f"keep_language: got {code!r}, {one_of(code, sorted(identifier.labels))}" for code in unknown)
+    refuse(
+        f"keep_language: got {code!r}, {one_of(code, sorted(identifier.labels))}"
+        for code in sorted({*keep}.difference(identifier.labels))
+    )
 
     def is_kept(text: str) -> bool:
         language, confidence = identifier.classify(text[:_JUDGED])

@@ -124,8 +124,10 @@ class Queue:
                 while any(self.do_if_free(place, stop) for place in waiting):
                     took, started = time.monotonic() - started, time.monotonic()
                     if waiting := self.unfinished():
-                        alone = f"{about(len(waiting) * took)} here alone, if each takes as long as the last"
-                        self.say(f"{counted(len(waiting), 'run')} left: {alone}")
+                        self.say(
+                            f"{counted(len(waiting), 'run')} left: {about(len(waiting) * took)} here alone, if each"
+                            " takes as long as the last"
+                        )
         except Stopped:
             self.say("stopped on request; run the same command to resume")
             return EXIT_STOPPED

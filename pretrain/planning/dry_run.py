@@ -51,8 +51,10 @@ def dry_run(plan: Plan, hostfile: Path | None) -> None:
         problems += of_hosts
         lines += [f"host        {host}: {counted(count, 'slot')}; {found[host]}" for host, count in slots.items()]
         if len(slots) > 1 and "ServerAliveInterval" not in os.environ.get("PDSH_SSH_ARGS_APPEND", ""):
-            keep_alive = "export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'"
-            warnings.append(f"pdsh waits forever for a host that loses its network; use {keep_alive}")
+            warnings.append(
+                "pdsh waits forever for a host that loses its network; use"
+                " export PDSH_SSH_ARGS_APPEND='-o ServerAliveInterval=15'"
+            )
     warnings += missing_tasks()
     print(printable_lines("\n".join([*lines, f"launch      {_launch(plan, hostfile)}"])))
     if not problems:
@@ -87,8 +89,10 @@ def _needs(plan: Plan, parameters: int, machine: Machine) -> Iterator[str]:
     provided = f"{'each' if plan.here.target.gpu else 'it'} reaches {machine.source}"
     if seconds == plan.seconds(machine._replace(flops=math.inf), run.optim.steps):
         provided = f"its host launches an operation in {1e6 * LAUNCH:.0f} µs, which the GPU waits for"
-    speed = f"{1e3 * seconds / run.optim.steps:,.0f} ms a step, on {machine.name} in {plan.here.deepspeed.precision}"
-    yield f"time        {about(seconds)}, {speed}, if {provided}"
+    yield (
+        f"time        {about(seconds)}, {1e3 * seconds / run.optim.steps:,.0f} ms a step, on {machine.name} in"
+        f" {plan.here.deepspeed.precision}, if {provided}"
+    )
     place, needed = existing_part(plan.folder), disk_needed(plan, parameters)
     yield (
         f"disk        {needed / GIB:.1f} GiB for checkpoints;"

@@ -112,8 +112,10 @@ class Telemetry:
             self._spoken = True
             done, last = state.step - self._first_step, self._run.optim.steps
             left = duration(seconds / done * (last - state.step))
-            loss = f"loss {state.recent_losses[-1]:.3f}"
-            self.say(f"step {state.step}/{last}  {loss}  {seconds / done:.1f} s per step  {left} left")
+            self.say(
+                f"step {state.step}/{last}  loss {state.recent_losses[-1]:.3f}  {seconds / done:.1f} s per step"
+                f"  {left} left"
+            )
         if self.watching(state.step):
             self._reported.distributions.zero_()
 
