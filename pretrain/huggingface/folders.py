@@ -8,6 +8,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import huggingface_hub
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -48,13 +49,12 @@ def find_folder(name: str | Path) -> Path:
         raise ConfigError(
             f"model: {name} has no config.json; name a folder written by pretrain/export.py, or a stock ELECTRA"
         )
-    from huggingface_hub import snapshot_download
-
     what = f"model: {name} is not a local folder and could not be downloaded from the hub"
     with explained(what, "check the name, or download the model and name its folder", errors_of_hub()):
-        found = Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors", "vocab.txt", CARD]))
+        files = ["*.json", "vocab.txt", CARD]
+        found = Path(huggingface_hub.snapshot_download(str(name), allow_patterns=[*files, "*.safetensors"]))
         if not any(found.glob("*.safetensors")):
-            found = Path(snapshot_download(str(name), allow_patterns=["*.json", PICKLED, "vocab.txt", CARD]))
+            found = Path(huggingface_hub.snapshot_download(str(name), allow_patterns=[*files, PICKLED]))
         return found
 
 
@@ -62,12 +62,10 @@ def source_of(name: str) -> tuple[str, str]:
     """Returns how a card names a model: a folder by its last part, without those above it; and the license in the
     model's own card, in words, empty if there is none in the folder or the hub's cache.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     card, on_hub = Path(name) / CARD, not Path(name).exists() and name.count("/") == 1
     if on_hub:
         with suppress(ValueError):  # the folder is gone, and its name is none that the hub allows
-            card = Path(str(try_to_load_from_cache(name, CARD)))
+            card = Path(str(huggingface_hub.try_to_load_from_cache(name, CARD)))
     found = card.is_file() and LICENSE.search(card.read_text("utf-8", "replace"))
     return name if on_hub else Path(name).absolute().name, f" (license {found[1]})" if found else ""
 
