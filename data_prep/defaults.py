@@ -8,10 +8,6 @@ from electra_sampler.foundation.config import ConfigError
 
 RAW, VOCAB, SHARDS = Path("data/raw"), Path("data/vocab"), Path("data/wikibooks")
 """Default paths of the user's text, tokenizer folder or vocab.txt, and shards."""
-QUICKSTART = Path("data/quickstart")
-"""Folder of the quickstart's data. The quickstart empties it when it starts, and touches no other data folder."""
-QUICKSTART_RAW, QUICKSTART_VOCAB, QUICKSTART_SHARDS = (QUICKSTART / name for name in ("raw", "vocab", "shards"))
-
 _TRY_QUICKSTART = "try the quickstart: python -m electra_sampler.quickstart.run"
 
 

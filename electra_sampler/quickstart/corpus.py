@@ -15,13 +15,15 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from data_prep.defaults import QUICKSTART, QUICKSTART_RAW
 from data_prep.workers import start_pool
 from electra_sampler.foundation.command_line import run_script
 from electra_sampler.foundation.config import ConfigError, StrictConfig
 from electra_sampler.foundation.machine import cores
 from electra_sampler.quickstart.acceptability import DEV_SIZE, TRAIN_SIZE, write_task
 
+DATA = Path("data/quickstart")
+"""Folder of the quickstart's data. The quickstart empties it when it starts, and touches no other data folder."""
+RAW, TASKS = DATA / "raw", DATA / "glue"
 # Installed packages with much prose: direct and indirect dependencies of the project.
 PACKAGES = (
     *("numpy", "scipy", "sklearn", "matplotlib", "pandas", "networkx", "sympy", "mpmath"),
@@ -53,9 +55,9 @@ FUNCTION_WORD_SHARE = 0.25  # least share; running English has 40-50%, lists of 
 class CorpusOptions(StrictConfig):
     """The command line of `corpus.py`."""
 
-    output: Path = QUICKSTART_RAW
+    output: Path = RAW
     """folder for the text files, one per package"""
-    task: Path = QUICKSTART / "glue" / "CoLA"
+    task: Path = TASKS / "CoLA"
     """folder for the acceptability task, made of documents kept out of pre-training"""
 
 

@@ -17,15 +17,13 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from data_prep import defaults
 from electra_sampler.foundation.command_line import run_script
 from electra_sampler.foundation.config import StrictConfig
 from electra_sampler.foundation.machine import cores
 from electra_sampler.foundation.progress import about
+from electra_sampler.quickstart.corpus import DATA, RAW, TASKS
 
-DATA = defaults.QUICKSTART
-RAW, VOCAB, SHARDS = defaults.QUICKSTART_RAW, defaults.QUICKSTART_VOCAB, defaults.QUICKSTART_SHARDS
-TASKS = DATA / "glue"
+VOCAB, SHARDS = DATA / "vocab", DATA / "shards"
 RUNS = Path("runs/quickstart")
 RUN, EXPORTED, SCORES = RUNS / "tiny", RUNS / "exported", RUNS / "glue"
 
