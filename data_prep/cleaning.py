@@ -20,7 +20,6 @@ import regex
 LONGEST_LINE = 100_000  # characters; longer ones are not paragraphs and would cost Punkt and the tokenizer memory
 # All but tab and the characters that end a line or page: line feed, \v, \f, carriage return, \x1c to \x1e, \x85.
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
-_BYTE_ORDER_MARK = "\ufeff"
 # Tags whose content is not running text: https://en.wikipedia.org/wiki/Help:HTML_in_wikitext
 _DROPPED_TAGS = {
     *("table", "ref", "references", "gallery", "math", "chem", "score", "timeline", "hiero", "imagemap", "graph"),
@@ -106,7 +105,7 @@ def clean(content: bytes, asides: frozenset[str] | None = None) -> CleanedText:
     cleaned = decode(content)
     if asides is not None:
         cleaned.keep(plain_text(cleaned.text, asides), "markup")
-    cleaned.keep(cleaned.text.replace(_BYTE_ORDER_MARK, ""), "byte_order_mark")
+    cleaned.keep(cleaned.text.replace("\ufeff", ""), "byte_order_mark")
     cleaned.keep(cleaned.text.replace("\r\n", "\n"), "carriage_return")
     cleaned.text = cleaned.text.replace("\r", "\n")
     cleaned.keep(_CONTROL.sub("", cleaned.text), "control")

@@ -35,12 +35,9 @@ LONGEST_PAGE = 1 << 21  # bytes of wikitext: MediaWiki's $wgMaxArticleSize; the 
 LONGEST_RECORD = 1 << 25  # bytes; a JSON object or XML page is read whole, which takes up to 24 times its size
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET = b"PAR1"  # first and last bytes of a Parquet file
-_WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
-_JSON_SUFFIXES = {".json", ".jsonl", ".ndjson"}
 _JSON_OBJECT = re.compile(rb'\{\s*"')
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
 _DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
-_PAGE_START = b"<page>"
 _ASIDES = re.compile(rb'<namespace key="(?:-2|4|6|10|14)"[^>]*>([^<]+)<')  # media, project, file, template, category
 _PAGE_PARTS = re.compile(rb"<ns>(?P<namespace>-?\d+)</ns>|<redirect\b|<text\b[^<>]*>(?P<text>[^<]*)")
 _BATCH = 1 << 22  # bytes of text, and of the file, read at a time
@@ -113,7 +110,7 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
     Raises:
         ConfigError: the format is not supported.
     """
-    if beginning.startswith(_WIDE_MARKS):
+    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):  # its byte order marks
         raise ConfigError(f"input: {path} is UTF-16, expected UTF-8; convert it (iconv -t UTF-8)")
     if what := not_text(beginning):
         raise ConfigError(f"input: {path} holds {what} data instead of text; unpack, convert or replace it")
@@ -127,7 +124,7 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
         raise ConfigError(f"input: {path} is not a Parquet file, or was compressed as a whole; unpack or replace it")
     if suffix.startswith(".xml") and start:
         raise ConfigError(f"input: {path} does not begin with <mediawiki, as a dump must; replace it")
-    if suffix in _JSON_SUFFIXES or (not suffix and _JSON_OBJECT.match(start)):
+    if suffix in (".json", ".jsonl", ".ndjson") or (not suffix and _JSON_OBJECT.match(start)):
         if start and not start.startswith(b"{"):
             raise ConfigError(f"input: {path} is not JSON lines: it does not begin with {{; write one object per line")
         return Format.JSON_LINES
@@ -199,7 +196,7 @@ def cut_point(text: bytes) -> int:
 
 def _page(part: bytes, place: int, *, is_whole: bool) -> Document | None:
     """Returns a page's wikitext as a document; None for text outside pages, such as a dump's list of namespaces."""
-    begin = part.find(_PAGE_START)
+    begin = part.find(b"<page>")
     if begin < 0:
         return None
     content, reason = page_text(part[begin:])

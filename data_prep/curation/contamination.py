@@ -35,9 +35,13 @@ from electra_sampler.foundation.files import UNREADABLE, files_in, write_if_othe
 INDEX_NAME = "evaluation_sets.npz"
 _PREFIX = 22  # bits
 _JSON = (".json", ".jsonl", ".ndjson")
-_GLUE = ("sentence", "sentence1", "sentence2", "question", "question1", "question2", "#1 String", "#2 String")
 _LAYOUTS = {
-    "glue": ("", re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"), (*_GLUE, "4")),  # CoLA's dev set has no header
+    "glue": (
+        "",
+        re.compile(r"(?:.*/)?(?:dev|test)[^/]*\.tsv"),
+        # the last: CoLA's dev set has no header
+        ("sentence", "sentence1", "sentence2", "question", "question1", "question2", "#1 String", "#2 String", "4"),
+    ),
     "squad": ("", re.compile(r"(?:.*/)?dev[^/]*\.json"), ("context", "question")),
     "blimp": ("BLiMP.zip", re.compile(r"(?:data/)?[^/.][^/]*\.jsonl"), ("sentence_good", "sentence_bad")),
 }

@@ -19,7 +19,6 @@ import regex
 from data_prep.curation.measures import Measures
 
 _STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
-_BULLETS = ("•", "-")
 _ELLIPSES = ("...", "…")
 _POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _C4_ENDS = (".", "?", "!", '"', "”")
@@ -88,7 +87,7 @@ GOPHER = (
     Rule(
         "gopher_bullets",
         "Gopher: 90% of lines",
-        lambda text: _share(text.lines, lambda line: line.startswith(_BULLETS)),
+        lambda text: _share(text.lines, lambda line: line.startswith(("•", "-"))),
         most=0.9,
     ),
     Rule(

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from electra_sampler.foundation.config import counted
 
-_LINE = "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left"
 _SECONDS_BETWEEN_LINES = 30.0
 SILENCE = 10.0
 """Seconds of waiting for others after which a command says so."""
@@ -28,7 +27,12 @@ class Progress(tqdm):
 
     def __init__(self, total: int, what: str) -> None:
         self._is_log = not sys.stderr.isatty()
-        line = {"file": io.StringIO(), "bar_format": _LINE, "smoothing": 0, "mininterval": _SECONDS_BETWEEN_LINES}
+        line = {
+            "file": io.StringIO(),
+            "bar_format": "{desc}: {percentage:.0f}%, {rate_fmt}, {remaining} left",
+            "smoothing": 0,
+            "mininterval": _SECONDS_BETWEEN_LINES,
+        }
         super().__init__(total=total, desc=what, unit="B", unit_scale=True, **(line if self._is_log else {}))
         self._last_line = time.monotonic()
 

@@ -18,8 +18,6 @@ from finetune.running.records import Task, answers_folder, sha256_of
 SPLITS = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
 """Parts of a file's name that identify its split."""
 CONLLU_COLUMNS, CONLLU_WORD, CONLLU_LABEL = 10, 1, 3
-DOCUMENT = "-DOCSTART-"
-"""Start of the line that separates two documents."""
 OUTSIDE = "O"
 
 
@@ -127,7 +125,7 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
 
 
 def is_between_sentences(line: str) -> bool:
-    return not line.strip(" \t") or line.startswith(DOCUMENT)
+    return not line.strip(" \t") or line.startswith("-DOCSTART-")
 
 
 def conll_reader(lines: list[str]) -> Callable[[str], tuple[str, str] | None]:

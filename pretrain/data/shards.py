@@ -36,7 +36,6 @@ ALIKE = ("tokenizer_sha256", "vocab_size", "seq_length", "mask_copies")
 """Manifest fields that must be equal in all folders that are read together."""
 SHOWN = 3
 """Problems shown per folder."""
-REPAIR = "rerun build_shards.py with the same options to repair it, or restore the right files"
 VERIFY = "`python data_prep/inspect_shards.py --verify` lists all damage, and build_shards.py repairs it"
 
 
@@ -279,7 +278,10 @@ def _require_one_build(folder: Path, manifest: Manifest, of_shards: bool) -> Non
     shards = manifest.shards if of_shards else ()
     problems += [problem for shard in shards for problem in file_problems(folder, shard, checksums=False)]
     if problems:
-        raise ConfigError(f"data: {folder} is damaged: {'; '.join(few(problems, 'problems', SHOWN))}; {REPAIR}")
+        raise ConfigError(
+            f"data: {folder} is damaged: {'; '.join(few(problems, 'problems', SHOWN))}; rerun build_shards.py with the"
+            " same options to repair it, or restore the right files"
+        )
 
 
 def manifests_sha256(folders: Iterable[Path]) -> str:

@@ -14,8 +14,6 @@ Auto = Literal["auto"]
 
 Bucket = Annotated[int, Field(ge=0, le=2**31, strict=False)]
 """Elements of a DeepSpeed buffer, at most four times DeepSpeed's default of 5e8; JSON may also say 5e7."""
-Scale = Annotated[float, Field(ge=0, le=2**127)]
-"""A loss scale that fp32 can hold."""
 
 
 class Section(StrictConfig):
@@ -68,7 +66,7 @@ class Switch(Section):
 class Fp16(Switch):
     """`fp16`: half precision with a fixed or dynamic loss scale."""
 
-    loss_scale: Scale | None = None
+    loss_scale: Annotated[float, Field(ge=0, le=2**127)] | None = None
     """Fixed loss scale; 0 for a dynamic one."""
     initial_scale_power: int | None = Field(default=None, ge=0, le=127)
     """The dynamic loss scale starts at 2 to this power."""
