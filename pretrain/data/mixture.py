@@ -51,6 +51,7 @@ class Mixture:
         self._tokens = [sum(shard.tokens for shard in of_folder) for of_folder in shards]
         self._windows = lru_cache(lambda folder, seed: ShardWindows(self._counts[folder], window, seed))
         self.sizes = list(map(sum, self._counts))
+        self._folder_starts = np.cumsum([0, *self.sizes[:-1]])  # index of each folder's first sequence
         exact = sum(self.sizes) <= LARGEST_SHARES
         self.shares = self.sizes if exact and not weights else _whole_shares(names, weights or self.sizes)
 
@@ -68,7 +69,7 @@ class Mixture:
         folder_B, number_B = dealt(sample_B, self.shares)
         epoch_B, place_B = np.divmod(number_B, np.array(self.sizes)[folder_B])
         index_B = np.empty_like(place_B)
-        for folder, start in enumerate(self._folder_starts):
+        for folder, start in enumerate(self._folder_starts.tolist()):
             order_seed = key_of(seed, folder) if folder else seed  # folders of equal size get different orders
             for epoch in np.unique(epoch_B[folder_B == folder]):
                 rows = (folder_B == folder) & (epoch_B == epoch)
@@ -81,7 +82,7 @@ class Mixture:
     def in_turn(self, sample_B: np.ndarray) -> np.ndarray:
         """Returns the index of each sample's sequence if every folder is read in order, repeatedly; int64 [B]."""
         folder_B, number_B = dealt(sample_B, self.shares)
-        return np.array(self._folder_starts)[folder_B] + number_B % np.array(self.sizes)[folder_B]
+        return self._folder_starts[folder_B] + number_B % np.array(self.sizes)[folder_B]
 
     def needed(self, sample_B: np.ndarray, seed: int) -> dict[int, tuple[list[int], list[int]]]:
         """Returns, for each folder of these samples, given in ascending order, the shards that they may read, and those
@@ -98,11 +99,6 @@ class Mixture:
                 here, following = [shard for shard, count in enumerate(self._counts[folder]) if count], []
             found[folder] = [first + shard for shard in here], [first + shard for shard in following]
         return found
-
-    @property
-    def _folder_starts(self) -> list[int]:
-        """Index of each folder's first sequence."""
-        return np.cumsum([0, *self.sizes[:-1]]).tolist()
 
 
 def _whole_shares(names: Sequence[str], weights: Sequence[float]) -> list[int]:

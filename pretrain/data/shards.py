@@ -73,7 +73,6 @@ class Shards:
             for shard in part.shards
         ]
         self._prefixes = [folder / shard.name for folder, _, shard in shards]
-        self._is_remote = any(urls)
         self._copies = [Copy(remote_folder(url), shard) if url else None for _, url, shard in shards]
         self._starts = np.cumsum([0, *(shard.sequences for _, _, shard in shards)])
         self.mixture = Mixture(self.names, [part.shards for part in manifests], weights, window)
@@ -88,7 +87,7 @@ class Shards:
         """Prepares for reading the samples, in ascending order: fetches their windows and the next ones from remote
         folders in the background, and unmaps the shards of other windows.
         """
-        if not self.mixture.window and not self._is_remote:
+        if not self.mixture.window and not any(self._copies):
             return
         expected = self._expected | self.mixture.needed(sample_B, seed)
         if expected == self._expected:
@@ -221,15 +220,13 @@ class _MappedShard:
     """One memory-mapped shard: the index of its ids is mapped when it is opened, ids and masks on first use."""
 
     def __init__(self, prefix: Path, sequences: int, manifest: Manifest) -> None:
-        self._prefix = prefix
+        self._prefix, self._manifest = prefix, manifest
         try:
             self._ids = IndexedFile(prefix)
         except ConfigError as error:
             raise LocalProblem(f"data: {error}") from None
         if (self._ids.dtype, len(self._ids)) != (np.uint16, sequences):
             raise LocalProblem(f"data: {prefix}.idx is not an index of {sequences} sequences; {VERIFY}")
-        self._longest = manifest.seq_length
-        self._copies, self._width = manifest.mask_copies, bytes_per_copy(manifest.seq_length)
 
     def map_all(self) -> None:
         """Maps ids and masks now, so that they outlive the removal of their files from the cache."""
@@ -240,7 +237,8 @@ class _MappedShard:
         """The mask bitmaps as bytes, [sequences, copies, width]."""
         path = with_suffix(self._prefix, ".mask.bin")
         with explained(f"data: {path} cannot be read", VERIFY, (OSError, ValueError), LocalProblem):
-            return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._copies, self._width)
+            width = bytes_per_copy(self._manifest.seq_length)
+            return mapped(path, np.dtype(np.uint8)).reshape(len(self._ids), self._manifest.mask_copies, width)
 
     def lengths_of(self, items: np.ndarray) -> np.ndarray:
         """Returns the lengths of these sequences in tokens.
@@ -252,7 +250,12 @@ class _MappedShard:
         starts = self._ids.offsets[items]
         last = len(self._ids) - 1
         following = np.where(items < last, self._ids.offsets[np.minimum(items + 1, last)], self._ids.size)
-        wrong = (lengths < 3) | (lengths > self._longest) | (starts % 2 != 0) | (following != starts + 2 * lengths)
+        wrong = (
+            (lengths < 3)
+            | (lengths > self._manifest.seq_length)
+            | (starts % 2 != 0)
+            | (following != starts + 2 * lengths)
+        )
         if wrong.any():
             raise LocalProblem(f"data: {self._prefix}.idx is damaged at sequence {items[np.argmax(wrong)]}; {VERIFY}")
         return lengths

@@ -111,19 +111,17 @@ class Plain(Backend):
     def __init__(
         self, model: nn.Module, parameter_groups: Sequence[Mapping[str, Any]], config: EngineConfig, world: World
     ) -> None:
-        self.world, self.module = world, model.to(world.device)
+        self.world, self.config, self.module = world, config, model.to(world.device)
         self.adam = MuonAndAdamW([{**group} for group in parameter_groups], fused=True)
         self.masters = [*model.parameters()]
         *places, size = accumulate((-(-master.numel() // ALIGNED) * ALIGNED for master in self.masters), initial=0)
         self.layout = [(self.masters, places, size)]
-        self._micro_batches = config.accumulation_steps
-        self._largest_norm = config.json["gradient_clipping"] or float("inf")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
     def backward(self, loss: Tensor, doubt: Tensor) -> None:
-        loss.backward(doubt + 1 / self._micro_batches)
+        loss.backward(doubt + 1 / self.config.accumulation_steps)
 
     def update(self) -> Tensor:
         if self.world.world_size > 1 or self.replayed:
@@ -133,7 +131,8 @@ class Plain(Backend):
                 master.grad = view
         norm = squared_norm([master.grad for master in self.masters if master.grad is not None]).sqrt().float()
         if norm < float("inf"):
-            nn.utils.clip_grads_with_norm_(self.masters, self._largest_norm, norm)
+            largest = self.config.json["gradient_clipping"] or float("inf")
+            nn.utils.clip_grads_with_norm_(self.masters, largest, norm)
             self.adam.step()
         self.adam.zero_grad(set_to_none=not self.replayed)
         return norm
