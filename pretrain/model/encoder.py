@@ -172,8 +172,8 @@ class ElectraEncoder(Encoder):
         super().__init__()
         self.config = config
         self.embeddings = embeddings if embeddings is not None else Embeddings(config)
-        if config.embedding_size != config.hidden_size:
-            self.embeddings_project = ops.Linear(config.embedding_size, config.hidden_size)
+        differ = config.embedding_size != config.hidden_size
+        self.embeddings_project = ops.Linear(config.embedding_size, config.hidden_size) if differ else nn.Identity()
         self.encoder = ElectraStack(config)
         for module in self.modules():  # LayerNorms start at 1 and 0, as in google-research/electra
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -182,10 +182,8 @@ class ElectraEncoder(Encoder):
             initialize_relative_bias(self.encoder.relative_attention_bias, config)
 
     def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
-        hidden_BLX = self.embeddings(input_ids_BL, token_type_ids_BL)
-        if self.config.embedding_size != self.config.hidden_size:
-            hidden_BLX = self.embeddings_project(hidden_BLX)
-        return self.encoder(hidden_BLX, attention_mask_BL)
+        hidden_BLH = self.embeddings_project(self.embeddings(input_ids_BL, token_type_ids_BL))
+        return self.encoder(hidden_BLH, attention_mask_BL)
 
 
 class TokenPacking(NamedTuple):

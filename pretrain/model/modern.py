@@ -91,16 +91,13 @@ class ModernEncoder(Encoder):
         super().__init__()
         self.config = config
         self.embeddings = embeddings if embeddings is not None else WordEmbeddings(config)
-        if config.embedding_size != config.hidden_size:  # preserves the scale of the embeddings
-            self.embeddings_project = matrix(config.embedding_size, config.hidden_size, config.embedding_size**-0.5)
+        self.embeddings_project = projection(config.embedding_size, config.hidden_size)
         self.norm = norm(config)
         self.encoder = ModernStack(config)
 
     def forward(self, input_ids_BL: Tensor, attention_mask_BL: Tensor, token_type_ids_BL: Tensor) -> Tensor:
-        hidden_BLX = self.embeddings(input_ids_BL)
-        if self.config.embedding_size != self.config.hidden_size:
-            hidden_BLX = self.embeddings_project(hidden_BLX)
-        return self.encoder(self.norm(hidden_BLX), attention_mask_BL)
+        hidden_BLH = self.embeddings_project(self.embeddings(input_ids_BL))
+        return self.encoder(self.norm(hidden_BLH), attention_mask_BL)
 
 
 class ModernStack(Stack):
@@ -169,13 +166,10 @@ class ModernTransform(nn.Module):
         super().__init__()
         self.dense = matrix(config.hidden_size, config.hidden_size, output_deviation(config))
         self.LayerNorm = norm(config)
-        self.projects = config.embedding_size != config.hidden_size
-        if self.projects:
-            self.embeddings_project = matrix(config.hidden_size, config.embedding_size, config.hidden_size**-0.5)
+        self.embeddings_project = projection(config.hidden_size, config.embedding_size)
 
     def forward(self, hidden_XH: Tensor) -> Tensor:
-        output_XH: Tensor = self.LayerNorm(F.gelu(self.dense(hidden_XH)))
-        return self.embeddings_project(output_XH) if self.projects else output_XH
+        return self.embeddings_project(self.LayerNorm(F.gelu(self.dense(hidden_XH))))
 
 
 class ModernDiscriminatorHead(nn.Module):
@@ -205,6 +199,11 @@ def matrix(inputs: int, outputs: int, deviation: float) -> ops.Linear:
     layer = ops.Linear(inputs, outputs, bias=False)
     initialize_matrix(layer, deviation)
     return layer
+
+
+def projection(inputs: int, outputs: int) -> nn.Module:
+    """Returns a projection that preserves the scale of its input, if the sizes differ."""
+    return nn.Identity() if inputs == outputs else matrix(inputs, outputs, inputs**-0.5)
 
 
 def norm(config: ModernConfig) -> ops.LayerNorm:
