@@ -187,5 +187,7 @@ def _apply(values: dict[str, Any], override: str) -> str | None:
             f" choose {' or '.join(others)}"
         )
     keys = [f"{name}.{own}".lstrip(".") for name, part in sections.items() for own in part]
-    expected = ", ".join(sections.get(parent, values))
-    return f"--set: got unknown key {shown(path)}; expected one of {expected}{did_you_mean(path, keys)}"
+    return (
+        f"--set: got unknown key {shown(path)}; expected one of {', '.join(sections.get(parent, values))}"
+        f"{did_you_mean(path, keys)}"
+    )

@@ -59,8 +59,7 @@ def instructions() -> str:
 
     ONEDNN_MAX_CPU_ISA can narrow it, so that a newer CPU behaves like an older one.
     """
-    lines = _text(CPUINFO).splitlines()
-    flags = next((line.split() for line in lines if line.startswith(("flags", "Features"))), [])
+    flags = next((line.split() for line in _text(CPUINFO).splitlines() if line.startswith(("flags", "Features"))), [])
     found = [name for name, flag in (ARM | X86).items() if flag in flags] or ["unknown"]
     limit = ONEDNN_LIMITS.get(os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper())
     return limit if limit in found else found[-1]

@@ -83,8 +83,9 @@ def _show_cell(cell: Cell | None) -> str:
         return "–"
     marks = ("*" if len(cell.tried) > 1 else "") + ("" if cell.official_data else "†")
     collapsed = f", {sum(cell.collapsed)} collapsed" if any(cell.collapsed) else ""
-    spread = f"{min(cell.scores):.1f}–{max(cell.scores):.1f}"
-    return f"**{cell.median:.1f}**{marks} ({spread}; {len(cell.scores)}{collapsed})"
+    return (
+        f"**{cell.median:.1f}**{marks} ({min(cell.scores):.1f}–{max(cell.scores):.1f}; {len(cell.scores)}{collapsed})"
+    )
 
 
 def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:

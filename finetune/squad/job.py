@@ -74,8 +74,7 @@ class SquadJob(Job):
         )
         metrics = {"dev": fractions(scores)}
         if has_unanswerable:
-            at_best = evaluate(questions, best, null_scores, best_threshold(scores))
-            metrics["dev_best_threshold"] = fractions(at_best)
+            metrics["dev_best_threshold"] = fractions(evaluate(questions, best, null_scores, best_threshold(scores)))
         by_id = question_scores(questions, final, squad1=not has_unanswerable)
         examples = {name: list(values.values()) for name, values in by_id.items()}
         files = {

@@ -327,8 +327,10 @@ def diagnose(run_folder: Path, log: Log | None = None) -> Diagnosis:
         except KeyError as name:
             skipped.append(f"checks of {name.args[0]}: the run's records have no valid value of it")
         except ArithmeticError:
-            name_of_check = check.__name__.replace("_", " ")
-            skipped.append(f"the check of {name_of_check}: the values in the run's records give no finite result")
+            skipped.append(
+                f"the check of {check.__name__.replace('_', ' ')}: the values in the run's records give no finite"
+                " result"
+            )
     if left > 0:
         why = f"too early to judge: look again {counted(left, 'step')} later"
         if steps < least:

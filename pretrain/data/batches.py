@@ -55,8 +55,7 @@ class Batch(NamedTuple):
     @property
     def masked_BL(self) -> Tensor:
         """1 at the masked positions, int64."""
-        zeros_BL = torch.zeros_like(self.input_ids_BL)
-        return zeros_BL.scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
+        return torch.zeros_like(self.input_ids_BL).scatter_add(1, self.masked_positions_BK, self.masked_valid_BK.long())
 
     def to(self, device: torch.device, counts: bool = False) -> "Batch":
         """Returns the batch on `device`; with `counts`, its counts are tensors, which a CUDA graph rereads at every

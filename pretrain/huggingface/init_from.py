@@ -96,8 +96,9 @@ def unfolded(generator: Stored, discriminator: Stored) -> Donors:
             factors_EX = F.pad(rest_XX[:rank], (0, 0, 0, size - rank))
         into_EH, *out_EH = factors_EX.float().split(generator.config.hidden_size, 1)
         own |= {WORDS: words_VE.float(), "electra.embeddings_project.weight": into_EH.T}
-        outs = zip(names.values(), out_EH, strict=True)
-        return own | {f"{head}.embeddings_project.weight": out_EH for head, out_EH in outs}
+        return own | {
+            f"{head}.embeddings_project.weight": out_EH for head, out_EH in zip(names.values(), out_EH, strict=True)
+        }
 
     config = dataclasses.replace(generator.config, embedding_size=size)
     return generator._replace(config=config, weights=weights), discriminator

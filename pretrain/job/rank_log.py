@@ -55,8 +55,7 @@ class EndRecord(NamedTuple):
 
 def write_record(folder: Path, record: EndRecord) -> None:
     """Writes a rank's record, replacing its previous one."""
-    path = folder / LOGS / f"rank-{record.rank:04d}.json"
-    write_atomically(path, (json.dumps(record._asdict()) + "\n").encode())
+    write_atomically(folder / LOGS / f"rank-{record.rank:04d}.json", (json.dumps(record._asdict()) + "\n").encode())
 
 
 def read_ends(folder: Path) -> list[EndRecord]:

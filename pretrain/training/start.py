@@ -86,8 +86,9 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
     """Builds model, engine, batch plan and run folder; prints the plan and its warnings. Collective."""
     if world.is_first:
         print(plan, *([] if plan.started else [f"{LEGEND}{plan.folder / RECORDS}"]), sep="\n", flush=True)
-    saved = plan.folder / CHECKPOINTS
-    initial = world.on_first(lambda: initial_state(plan.description, plan.donors, any_saved(saved)))
+    initial = world.on_first(
+        lambda: initial_state(plan.description, plan.donors, resumes=any_saved(plan.folder / CHECKPOINTS))
+    )
     model, state = initial or (empty_model(plan.description), None)
     if world.is_first:
         parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -57,8 +57,10 @@ class Telemetry:
                 record_start(plan.folder, engine, step, machine)
         resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
         self.say(resumed if step else "starts at step 0")
-        expected = about(plan.seconds(machine, steps - step))
-        self.say(f"forecast    {expected} for {counted(steps - step, 'step')} on {machine.name} if nothing else runs")
+        self.say(
+            f"forecast    {about(plan.seconds(machine, steps - step))} for {counted(steps - step, 'step')} on"
+            f" {machine.name} if nothing else runs"
+        )
         for warning in too_long(plan, machine, steps - step):
             self.say(f"WARNING: {warning}")
         self._reported, self.own_time = MetricTotals(engine.device), OwnTime(engine)
