@@ -1,5 +1,6 @@
 """A small corpus, a vocabulary and built shards, shared by the tests of data preparation."""
 
+import bz2
 import json
 import os
 import random
@@ -8,22 +9,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from data_prep import workers
 from data_prep.build_shards import BuildOptions, main
-from data_prep.formats import Reading
+from data_prep.formats import Document, Reading
+from data_prep.output import ShardRecord
+from data_prep.pipeline import build_shard
 from data_prep.planning import Shard, plan_shards
 from data_prep.reading import CHUNK, Chunk, Reader
 from data_prep.shards import IndexedWriter
 from data_prep.sources import Source
 from data_prep.tokens import SPECIAL_TOKENS
+from data_prep.workers import Pool, start_pool
 from tests.conftest import REPOSITORY
 
+PARAGRAPHS = Reading()
 SYLLABLES = ("ka", "lo", "mi", "ne", "ru", "so", "ta", "vu")
 
 
@@ -35,7 +45,7 @@ def random_document(random: np.random.Generator, sentences: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def vocab(tmp_path_factory) -> Path:
+def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A vocab.txt with the special tokens, the syllables, their `##` forms and a full stop."""
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join([*SPECIAL_TOKENS, *SYLLABLES, *("##" + part for part in SYLLABLES), "."]) + "\n")
@@ -43,7 +53,7 @@ def vocab(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory) -> Path:
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight files of twelve documents, about 100 kB."""
     folder = tmp_path_factory.mktemp("corpus")
     random = np.random.default_rng(0)
@@ -54,7 +64,7 @@ def corpus(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def options(corpus, vocab, tmp_path_factory) -> BuildOptions:
+def options(corpus: Path, vocab: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildOptions:
     """Options of a build with several shards and a held-out part."""
     return BuildOptions(
         input=(corpus,),
@@ -68,10 +78,57 @@ def options(corpus, vocab, tmp_path_factory) -> BuildOptions:
 
 
 @pytest.fixture(scope="session")
-def built(options) -> Path:
+def built(options: BuildOptions) -> Path:
     """Output folder of that build; read-only for tests."""
     assert main(options) == 0
     return options.output
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test that starts a pool of processes."""
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *_: pytest.fail("a pool of processes was started"))
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that are built from now on, in this process."""
+    names = []
+
+    def build(name: str, *rest: Any) -> ShardRecord:
+        names.append(name)
+        return build_shard(name, *rest)
+
+    monkeypatch.setattr("data_prep.building.build_shard", build)
+    return names
+
+
+@contextmanager
+def pool_of(workers: int) -> Iterator[Pool]:
+    with start_pool(workers) as pool:
+        assert pool is not None
+        yield pool
+
+
+def again(options: BuildOptions, output: Path, **changes: object) -> BuildOptions:
+    """The options of the same build in another folder, with some changes."""
+    return BuildOptions.model_validate(options.model_dump() | {"output": output} | changes)
+
+
+@pytest.fixture(scope="session")
+def formats(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    """Three folders with parts of the corpus, in every format: tables, wikis and text."""
+    texts = [path.read_text().split("\n\n") for path in sorted(corpus.iterdir())]
+    tables, wiki, text = (tmp_path_factory.mktemp(name, numbered=False) for name in ("tables", "wiki", "text"))
+    parquet.write_table(pyarrow.table({"text": texts[0]}), tables / "a.parquet", row_group_size=5)
+    (tables / "b.jsonl").write_text("\n".join(json.dumps({"text": one}) for one in texts[1]))
+    extracted = "".join(f'<doc id="{n}" url="" title="">\n{one}\n</doc>\n' for n, one in enumerate(texts[2]))
+    (wiki / "wiki_00").write_text(extracted)
+    pages = "".join(f"<page><ns>0</ns><text>'''{one}'''</text></page>" for one in texts[3])
+    (wiki / "dump.xml.bz2").write_bytes(bz2.compress(f"<mediawiki>{pages}</mediawiki>".encode()))
+    plain = "\r\n\r\n".join(texts[4]).encode()
+    (text / "a.txt.zst").write_bytes(pyarrow.compress(plain, "zstd", asbytes=True))
+    return tables, wiki, text
 
 
 def write_indexed(prefix: Path, data: np.ndarray, lengths: np.ndarray) -> dict[str, tuple[int, str]]:
@@ -88,12 +145,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+def flip(path: Path) -> None:
+    """Flips a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def finished_shards(folder: Path) -> int:
     """Number of shards of a running build that have their records."""
     return len(list((folder / "records").glob("shard-*.json")))
 
 
-def run_script(*arguments: object, **settings) -> subprocess.CompletedProcess:
+def run_script(*arguments: object, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Runs `python ARGUMENTS` in the repository's root, as a user would."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, **settings)
@@ -114,13 +178,26 @@ def processes_below(parent: int) -> list[int]:
     return [process for child in children for process in (*processes_below(child), child)]
 
 
+def start_build(options: BuildOptions) -> subprocess.Popen[str]:
+    """Starts a build in a session of its own."""
+    command = [sys.executable, *command_of(options)]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for(is_time: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
+    """Waits until it is time, which must be before the process ends."""
+    while not is_time():
+        assert process.poll() is None
+        time.sleep(0.001)
+
+
 def kill_build(options: BuildOptions, is_time: Callable[[], bool], launcher: Sequence[str] = (sys.executable,)) -> None:
     """Starts a build and kills all its processes as soon as it is time, which must be before its end."""
     command = [*launcher, *command_of(options)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not is_time():
-        assert process.poll() is None
-        time.sleep(0.001)
+    wait_for(is_time, process)
     for victim in (*processes_below(process.pid), process.pid):
         os.kill(victim, signal.SIGKILL)
     process.wait()
@@ -135,7 +212,7 @@ def with_other_text(path: Path) -> None:
 
 
 def read_shards(
-    sources: Sequence[Source], text_per_shard: float, reading: Reading, budget: int = CHUNK, **settings
+    sources: Sequence[Source], text_per_shard: float, reading: Reading, budget: int = CHUNK, **settings: Any
 ) -> Iterator[tuple[Shard, list[Chunk]]]:
     """All shards of the input, in order, with their chunks, read in this process."""
     for task in plan_shards(sources, text_per_shard):
@@ -144,10 +221,14 @@ def read_shards(
                 yield shard, list(reader.shard(shard))
 
 
-def limit_file_size():
-    """Limits the files of this process to 1 kB, to simulate a full disk without affecting others."""
+def documents_of(chunks: Iterable[Chunk], reading: Reading = PARAGRAPHS) -> list[Document]:
+    return [document for chunk in chunks for document in chunk.documents(reading)]
+
+
+def limit_file_size(size: int = 1024) -> None:
+    """Limits the files of this process, to simulate a full disk without affecting others."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 READ = """
@@ -172,7 +253,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
-def peak_of_reading(path):
+def peak_of_reading(path: Path) -> tuple[str, float]:
     """Reads a file's documents in a new process; returns how it ended and its peak memory in megabytes."""
     done = subprocess.run(
         [sys.executable, "-c", READ, path], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
@@ -194,7 +275,7 @@ def write_byte_level_bpe(folder: Path, *added: str, **flags: bool) -> Path:
     made.add_tokens([AddedToken(token, **flags) for token in added])
     folder.mkdir()
     made.save(str(folder / "tokenizer.json"))
-    tokens = [made.id_to_token(number) for number in range(made.get_vocab_size())]
+    tokens = [str(made.id_to_token(number)) for number in range(made.get_vocab_size())]
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
     names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
