@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,15 @@ from data_prep.sources import find_sources
 from electra_sampler.foundation.config import ConfigError
 
 
-def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_path):
-    for name in ("x/1.txt", "x/.hidden.txt", "x/y/2.txt", "z/3.txt", "z/4"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
+def make(folder: Path, *names: str) -> None:
+    """Writes a text of each of these names, which may lie in folders."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("a")
+
+
+def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_path: Path) -> None:
+    make(tmp_path, "x/1.txt", "x/.hidden.txt", "x/y/2.txt", "z/3.txt", "z/4")
     sources = find_sources([tmp_path / "x", tmp_path / "z" / "3.txt", tmp_path / "*" / "4"])
     assert [source.key for source in sources] == ["0/1.txt", "0/y/2.txt", "1/3.txt", "2/z/4"]
 
@@ -22,7 +28,7 @@ def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_
     ("name", "content"),
     [("a.pdf", b"text"), ("a.doc.bz2", b"text"), ("a.txt", b"")],
 )
-def test_input_that_is_not_text_is_refused_by_name(tmp_path, name, content):
+def test_input_that_is_not_text_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=name if content else "no text"):
         find_sources([tmp_path])
@@ -32,52 +38,47 @@ def test_input_that_is_not_text_is_refused_by_name(tmp_path, name, content):
     "name",
     ["wiki_00", "a.txt.zst", "a.json", "a.jsonl.gz", "train-00000-of-00041.parquet", "enwiki-1.xml-p1p41242.bz2"],
 )
-def test_usual_names_of_corpus_files_are_accepted(tmp_path, name):
-    (tmp_path / name).write_text("text")
+def test_usual_names_of_corpus_files_are_accepted(tmp_path: Path, name: str) -> None:
+    make(tmp_path, name)
     assert [source.path.name for source in find_sources([tmp_path])] == [name]
 
 
-def test_linked_files_and_folders_are_followed_once(tmp_path):
-    (tmp_path / "corpus" / "sub").mkdir(parents=True)
-    (tmp_path / "corpus" / "sub" / "a.txt").write_text("a")
+def test_linked_files_and_folders_are_followed_once(tmp_path: Path) -> None:
+    make(tmp_path, "corpus/sub/a.txt")
     (tmp_path / "corpus" / "sub" / "back").symlink_to(tmp_path / "corpus")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "linked").symlink_to(tmp_path / "corpus")
     assert [source.key for source in find_sources([tmp_path / "raw"])] == ["0/linked/sub/a.txt"]
 
 
-def test_a_broken_link_is_an_error_and_not_skipped(tmp_path):
-    (tmp_path / "a.txt").write_text("a")
+def test_a_broken_link_is_an_error_and_not_skipped(tmp_path: Path) -> None:
+    make(tmp_path, "a.txt")
     (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"b\.txt cannot be read \(No such file"):
         find_sources([tmp_path])
 
 
-def test_a_source_records_its_input(tmp_path):
-    for name in ("wiki", "books"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_text("a")
+def test_a_source_records_its_input(tmp_path: Path) -> None:
+    make(tmp_path, "wiki/a.txt", "books/a.txt")
     sources = find_sources([tmp_path / "wiki", tmp_path / "books"])
     assert [source.origin for source in sources] == ["0 wiki", "1 books"]
 
 
-def test_a_missing_absolute_path_is_named(tmp_path):
+def test_a_missing_absolute_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"input: {tmp_path}/nowhere names no file"):
         find_sources([tmp_path / "nowhere"])
 
 
-def test_a_glob_whose_meaning_depends_on_the_python_version_is_refused(tmp_path):
+def test_a_glob_whose_meaning_depends_on_the_python_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"input: .*/\*\*\.txt is not a valid glob: .* must stand between slashes, as in"
     ):
         find_sources([tmp_path / "**.txt"])
 
 
-def test_folders_with_many_links_to_each_other_are_read_once_each(tmp_path):
+def test_folders_with_many_links_to_each_other_are_read_once_each(tmp_path: Path) -> None:
     """Along every path there would be some 10^24 folders before the system's limit of 40 links."""
-    for name in ("raw/a", "raw/b"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "text.txt").write_text(name)
+    make(tmp_path, "raw/a/text.txt", "raw/b/text.txt")
     for number in range(4):
         (tmp_path / "raw" / "a" / f"link-{number}").symlink_to(tmp_path / "raw" / "b")
         (tmp_path / "raw" / "b" / f"link-{number}").symlink_to(tmp_path / "raw" / "a")
@@ -85,53 +86,45 @@ def test_folders_with_many_links_to_each_other_are_read_once_each(tmp_path):
     assert [source.key for source in find_sources([tmp_path / "raw" / "a"])] == ["0/link-0/text.txt", "0/text.txt"]
 
 
-def test_a_folder_linked_from_a_hidden_one_is_still_read(tmp_path):
-    (tmp_path / "data" / "deep").mkdir(parents=True)
-    (tmp_path / "data" / "deep" / "a.txt").write_text("a")
+def test_a_folder_linked_from_a_hidden_one_is_still_read(tmp_path: Path) -> None:
+    make(tmp_path, "data/deep/a.txt")
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "link").symlink_to(tmp_path / "data" / "deep")
     assert [source.key for source in find_sources([tmp_path])] == ["0/data/deep/a.txt"]
 
 
-def test_an_input_given_twice_is_read_twice(tmp_path):
-    (tmp_path / "a.txt").write_text("a")
+def test_an_input_given_twice_is_read_twice(tmp_path: Path) -> None:
+    make(tmp_path, "a.txt")
     assert [source.key for source in find_sources([tmp_path, tmp_path])] == ["0/a.txt", "1/a.txt"]
 
 
-def make_pipe(path):
-    os.mkfifo(path)
-
-
-def make_socket(path):
+def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
-def make_device(path):
-    path.symlink_to("/dev/zero")
-
-
 @pytest.mark.timeout(20)  # reading the pipe or the device would never end
-@pytest.mark.parametrize("make", [make_pipe, make_socket, make_device])
+@pytest.mark.parametrize("special", [os.mkfifo, make_socket, lambda path: path.symlink_to("/dev/zero")])
 @pytest.mark.parametrize("given", ["", "b.txt", "*.txt"])
-def test_special_files_are_refused_by_name_and_not_opened(tmp_path, monkeypatch, make, given):
+def test_special_files_are_refused_by_name_and_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, special: Callable[[Path], None], given: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_text("a")
-    make(Path("b.txt"))
+    make(tmp_path, "a.txt")
+    special(Path("b.txt"))
     with pytest.raises(ConfigError, match=r"b\.txt is a pipe, a socket or a device"):
         find_sources([Path(given)])
 
 
-def test_a_name_that_is_not_utf8_has_a_key_that_is(tmp_path):
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    Path(folder).mkdir()
-    Path(folder, os.fsdecode(b"\xff.txt")).write_text("a")
-    [source] = find_sources([Path(folder)])
+def test_a_name_that_is_not_utf8_has_a_key_that_is(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    make(folder, os.fsdecode(b"\xff.txt"))
+    [source] = find_sources([folder])
     assert (source.key, source.origin) == (r"0/\xff.txt", r"0 caf\xe9")
     assert source.path.read_text() == "a"
 
 
-def test_a_dataset_of_the_hub_is_its_files_of_the_train_split(tmp_path, monkeypatch):
+def test_a_dataset_of_the_hub_is_its_files_of_the_train_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A local folder replaces the hub: `datasets` accepts both."""
     for library in ("huggingface_hub.constants", "datasets.config"):  # these read the environment on import
         monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", True)
