@@ -3,6 +3,7 @@
 import html
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -12,11 +13,11 @@ from data_prep import formats
 from data_prep.formats import Document, Format, Reading, cut_point, format_of, parse, read_rows, split_long
 from data_prep.sources import find_sources
 from electra_sampler.foundation.config import ConfigError
-from tests.data_prep.conftest import peak_of_reading, read_shards
+from tests.data_prep.conftest import documents_of, peak_of_reading, read_shards
 
 
-def contents(form, text, **reading):
-    return [document.content for document in parse(form, text, 0, Reading(**reading))]
+def contents(form: Format, text: bytes, column: str = "text") -> list[bytes]:
+    return [document.content for document in parse(form, text, 0, Reading(text_column=column))]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def contents(form, text, **reading):
         ("a.xml", b"<?xml version='1.0'?>\n<mediawiki>", Format.MEDIAWIKI),
     ],
 )
-def test_a_format_is_recognized_by_the_beginning_of_a_file(name, beginning, expected):
+def test_a_format_is_recognized_by_the_beginning_of_a_file(name: str, beginning: bytes, expected: Format) -> None:
     assert format_of(Path(name), beginning, "blank_line") is expected
 
 
@@ -49,13 +50,13 @@ def test_a_format_is_recognized_by_the_beginning_of_a_file(name, beginning, expe
         ("a.jsonl", b"PK\x03\x04", "holds zip data instead of text"),
     ],
 )
-def test_unreadable_content_is_refused_in_one_clear_line(name, beginning, reason):
+def test_unreadable_content_is_refused_in_one_clear_line(name: str, beginning: bytes, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         format_of(Path(name), beginning, "blank_line")
     assert name in str(caught.value)
 
 
-def test_json_lines_give_their_text_and_those_without_are_counted():
+def test_json_lines_give_their_text_and_those_without_are_counted() -> None:
     lines = ['{"text": " a\\nb "}', "", '{"text": null}', "{broken", '{"id": 1}', "[" * 5000, '{"text": ""}', "7"]
     found = list(parse(Format.JSON_LINES, "\n".join(lines).encode(), 0, Reading()))
     assert [document.reason for document in found] == [
@@ -65,20 +66,20 @@ def test_json_lines_give_their_text_and_those_without_are_counted():
     assert found[5].content == b""
 
 
-def test_any_key_may_hold_the_text_and_a_missing_key_is_named_with_the_existing_ones():
+def test_any_key_may_hold_the_text_and_a_missing_key_is_named_with_the_existing_ones() -> None:
     line = json.dumps({"id": 1, "body": "Text"}).encode()
-    assert contents(Format.JSON_LINES, line, text_column="body") == [b"Text"]
+    assert contents(Format.JSON_LINES, line, "body") == [b"Text"]
     with pytest.raises(ConfigError, match=r"text_column: text is not among.*body"):
         contents(Format.JSON_LINES, line)
 
 
-def test_malformed_utf8_in_json_reaches_the_cleaning():
+def test_malformed_utf8_in_json_reaches_the_cleaning() -> None:
     [document] = parse(Format.JSON_LINES, b'{"text": "a\xff \\ud800 b"}', 0, Reading())
     with pytest.raises(UnicodeDecodeError):
         document.content.decode()
 
 
-def test_skipped_and_truncated_pages_have_a_reason():
+def test_skipped_and_truncated_pages_have_a_reason() -> None:
     page = b"<page><ns>%d</ns><text>%s</text></page>\n"
     text = b"<mediawiki><siteinfo/>" + page % (0, b"A") + page % (1, b"B") + b"<page><ns>0</ns><text>C"
     found = list(parse(Format.MEDIAWIKI, text, 0, Reading()))
@@ -97,14 +98,14 @@ def test_skipped_and_truncated_pages_have_a_reason():
         (Format.WIKI_EXTRACTOR, b"<doc id='1'>\nOne.\n\nTwo.\n</doc>\n<doc id='2'>Three.\n</doc>"),
     ],
 )
-def test_a_documents_reported_place_is_where_it_begins(form, text):
+def test_a_documents_reported_place_is_where_it_begins(form: Format, text: bytes) -> None:
     found = list(parse(form, text, 1000, Reading()))
     assert len(found) == {Format.TEXT: 2, Format.ONE_DOCUMENT: 1, Format.WIKI_EXTRACTOR: 2}[form]
     for document in found:
         assert text[document.place - 1000 :].lstrip().startswith(document.content)
 
 
-def test_what_wikiextractor_escaped_is_decoded_once():
+def test_what_wikiextractor_escaped_is_decoded_once() -> None:
     text = "R&D, 3 < 5 > 2, &lt;b&gt; &amp; &eacute;"
     page = f"<doc id='1' title='a'>\n{html.escape(text, quote=False)}\n</doc>".encode()
     [document] = parse(Format.WIKI_EXTRACTOR, page, 0, Reading())
@@ -116,11 +117,11 @@ def test_what_wikiextractor_escaped_is_decoded_once():
     ("text", "cut"),
     [(b"one\ntwo three", 4), (b"one two", 4), (b"abcdef", 5), ("a\u20ac".encode()[:-1], 1), (b"\x80" * 9, 9)],
 )
-def test_text_is_divided_at_a_line_a_space_or_between_characters(text, cut):
+def test_text_is_divided_at_a_line_a_space_or_between_characters(text: bytes, cut: int) -> None:
     assert cut_point(text) == cut
 
 
-def test_a_long_document_becomes_parts_without_loss(monkeypatch):
+def test_a_long_document_becomes_parts_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 100)
     content = b"".join(b"Line %d.\n" % number for number in range(100))
     parts = list(split_long(Document(content, 5)))
@@ -138,12 +139,12 @@ def test_a_long_document_becomes_parts_without_loss(monkeypatch):
         (Format.MEDIAWIKI, b"<mediawiki><page><text>Ka.</text></page>"),
     ],
 )
-def test_a_byte_order_mark_before_markup_is_not_part_of_a_document(form, text):
+def test_a_byte_order_mark_before_markup_is_not_part_of_a_document(form: Format, text: bytes) -> None:
     [document] = parse(form, b"\xef\xbb\xbf" + text, 0, Reading())
     assert document.content == b"Ka."
 
 
-def test_a_byte_order_mark_before_plain_text_is_left_to_the_cleaning_and_starts_no_new_document():
+def test_a_byte_order_mark_before_plain_text_is_left_to_the_cleaning_and_starts_no_new_document() -> None:
     [marked], [plain] = (parse(Format.TEXT, mark + b"Ka.", 0, Reading()) for mark in (b"\xef\xbb\xbf", b""))
     assert marked.content == b"\xef\xbb\xbfKa."
     assert marked.digest == plain.digest
@@ -152,17 +153,17 @@ def test_a_byte_order_mark_before_plain_text_is_left_to_the_cleaning_and_starts_
 TEXTS = [f"Text {number}. " + "word " * (number % 50) for number in range(1000)]
 
 
-def write(path, columns, **settings):
+def write(path: Path, columns: dict[str, Any], **settings: Any) -> Path:
     parquet.write_table(pyarrow.table(columns), path, **settings)
     return path
 
 
-def rows_of(path, column="text"):
+def rows_of(path: Path, column: str = "text") -> list[bytes | None]:
     return list(read_rows(path, 0, None, column))
 
 
 @pytest.mark.parametrize("rows", [7, 1000])
-def test_every_row_of_every_group_is_read_in_order(tmp_path, rows):
+def test_every_row_of_every_group_is_read_in_order(tmp_path: Path, rows: int) -> None:
     path = write(tmp_path / "a.parquet", {"id": list(range(1000)), "text": TEXTS}, row_group_size=rows)
     assert rows_of(path) == [text.encode() for text in TEXTS]
 
@@ -175,13 +176,13 @@ def test_every_row_of_every_group_is_read_in_order(tmp_path, rows):
     ],
     ids=str,
 )
-def test_text_may_have_any_of_arrows_types_and_be_missing(tmp_path, kind):
+def test_text_may_have_any_of_arrows_types_and_be_missing(tmp_path: Path, kind: pyarrow.DataType) -> None:
     path = write(tmp_path / "a.parquet", {"body": pyarrow.array(["a", None, "", "a"], kind)})
     assert parquet.read_schema(path).field("body").type == kind
     assert rows_of(path, "body") == [b"a", None, b"", b"a"]
 
 
-def test_pandas_categories_are_text_also_where_the_file_stops_using_a_dictionary(tmp_path):
+def test_pandas_categories_are_text_also_where_the_file_stops_using_a_dictionary(tmp_path: Path) -> None:
     settings = {"dictionary_pagesize_limit": 1000, "row_group_size": 700, "write_batch_size": 10}
     path = write(tmp_path / "a.parquet", {"text": pyarrow.array(TEXTS).dictionary_encode()}, **settings)
     assert rows_of(path) == [text.encode() for text in TEXTS]
@@ -189,52 +190,52 @@ def test_pandas_categories_are_text_also_where_the_file_stops_using_a_dictionary
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 @pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), pyarrow.binary()])
-def test_text_may_have_any_encoding_and_begin_alike_in_every_row(tmp_path, kind, encoding):
+def test_text_may_have_any_encoding_and_begin_alike_in_every_row(
+    tmp_path: Path, kind: pyarrow.DataType, encoding: str
+) -> None:
     texts = [None, *("The same beginning of every text. " * 20 + text for text in TEXTS)]
     settings = {"use_dictionary": False, "column_encoding": {"text": encoding}, "data_page_version": "2.0"}
     path = write(tmp_path / "a.parquet", {"id": [*range(1001)], "text": pyarrow.array(texts, kind)}, **settings)
     assert rows_of(path) == [text and text.encode() for text in texts]
 
 
-def test_two_columns_of_one_name_are_one_line(tmp_path):
+def test_two_columns_of_one_name_are_one_line(tmp_path: Path) -> None:
     table = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"text_column: .*a\.parquet has 2 columns named text; rename all but one$"):
         rows_of(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("value", [["a"], {"a": "b"}, 1])
-def test_a_column_of_anything_else_is_not_text(tmp_path, value):
-    with pytest.raises(ConfigError, match="no text column named text"):
-        rows_of(write(tmp_path / "a.parquet", {"text": [value]}))
-
-
-def test_a_chunk_holds_about_its_budget_of_rows(tmp_path):
+def test_a_chunk_holds_about_its_budget_of_rows(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"text": [*TEXTS, None]})
     [(_, chunks)] = read_shards(find_sources([tmp_path]), 1e9, Reading(), 10_000)
-    documents = [document for chunk in chunks for document in chunk.documents(Reading())]
+    documents = documents_of(chunks)
     assert [document.content.decode() for document in documents] == [*(text.strip() for text in TEXTS), ""]
     assert documents[-1].reason == "no_text"
     assert 10 < len(chunks) == len({chunk.place for chunk in chunks})
 
 
-def test_a_missing_column_is_named_with_the_existing_ones(tmp_path):
-    path = write(tmp_path / "a.parquet", {"id": [1], "body": ["a"], "title": ["b"]})
-    for column in ("text", "id"):
-        with pytest.raises(
-            ConfigError, match=f"no text column named {column}; name one of its text columns: body, title$"
-        ):
-            rows_of(path, column)
+TABLE = {"id": [1], "body": ["a"], "title": ["b"]}
 
 
-def test_a_table_without_any_text_column_is_refused(tmp_path):
-    path = write(tmp_path / "a.parquet", {"id": [1]})
-    with pytest.raises(ConfigError, match=r"no text column named text; it has none at all: replace it$"):
-        rows_of(path)
+@pytest.mark.parametrize(
+    ("columns", "column", "said"),
+    [
+        (TABLE, "text", "no text column named text; name one of its text columns: body, title$"),
+        (TABLE, "id", "no text column named id; name one of its text columns: body, title$"),
+        ({"id": [1]}, "text", "no text column named text; it has none at all: replace it$"),
+        *(({"text": [value]}, "text", "no text column named text") for value in (["a"], {"a": "b"}, 1)),
+    ],
+)
+def test_a_column_that_is_missing_or_no_text_is_named_with_those_that_are(
+    tmp_path: Path, columns: dict[str, list[object]], column: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        rows_of(write(tmp_path / "a.parquet", columns), column)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-def test_a_damaged_file_is_named(tmp_path, share):
+def test_a_damaged_file_is_named(tmp_path: Path, share: float) -> None:
     path = write(tmp_path / "a.parquet", {"text": TEXTS})
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     with pytest.raises(ConfigError, match=r"a\.parquet cannot be read"):
@@ -243,7 +244,9 @@ def test_a_damaged_file_is_named(tmp_path, share):
 
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("others", [0, 200])
-def test_a_row_group_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatch, dictionary, others):
+def test_a_row_group_or_a_text_too_large_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dictionary: bool, others: int
+) -> None:
     texts = ["Ka lo mi."] * others + ["Ka lo mi. " * 300_000]
     path = write(tmp_path / "a.parquet", {"text": texts}, use_dictionary=dictionary)
     assert len(rows_of(path)) == others + 1
@@ -266,7 +269,7 @@ def test_a_row_group_or_a_text_too_large_is_refused_by_name(tmp_path, monkeypatc
     ],
     ids=["too large", "the largest", "repeated"],
 )
-def test_a_text_of_any_size_takes_less_than_a_gigabyte(tmp_path, texts, end, most):
+def test_a_text_of_any_size_takes_less_than_a_gigabyte(tmp_path: Path, texts: list[str], end: str, most: int) -> None:
     write(tmp_path / "a.parquet", {"text": pyarrow.array(texts, pyarrow.large_string())})
     del texts
     ended, peak = peak_of_reading(tmp_path / "a.parquet")
