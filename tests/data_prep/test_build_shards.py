@@ -1,17 +1,17 @@
 """Claims about whole builds: identical bytes however they are run, and one line for every user error."""
 
-import bz2
 import json
 import lzma
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,138 +19,116 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_prep import workers
 from data_prep.build_shards import BuildOptions, main
-from data_prep.inspect_shards import InspectOptions, file_problems, problems_of, read_rows
+from data_prep.inspect_shards import InspectOptions, problems_of, read_rows
 from data_prep.inspect_shards import main as inspect
 from data_prep.manifest import load_manifest
 from data_prep.output import LOCK_NAME
-from data_prep.pipeline import build_shard
+from data_prep.shards import file_problems
 from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
-from tests.conftest import needs
+from tests.conftest import REPOSITORY, needs, unread
 from tests.data_prep.conftest import (
-    REPOSITORY,
+    again,
     command_of,
     contents,
     finished_shards,
+    flip,
     kill_build,
+    limit_file_size,
     processes_below,
     run_script,
+    start_build,
+    wait_for,
     with_other_text,
 )
 from tests.data_prep.malformed import malformed_file
 
 
-def again(options, folder, **changes):
-    return BuildOptions(**(options.model_dump() | {"output": folder} | changes))
-
-
-def build_elsewhere(options, folder, **changes):
-    done = run_script(*command_of(again(options, folder, **changes)))
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_the_bytes_do_not_depend_on_the_number_of_workers_and_a_log_has_no_control_characters(options, built, tmp_path):
-    done = build_elsewhere(options, tmp_path / "out", workers=3)
-    assert contents(tmp_path / "out") == contents(built)
-    assert not any(ord(character) < 32 and character != "\n" for character in done.stdout + done.stderr)
-
-
-def test_a_build_of_one_shard_starts_no_process_and_has_the_same_bytes(options, tmp_path, monkeypatch):
+def test_a_build_of_one_shard_and_its_inspection_start_no_process_and_give_the_same_bytes(
+    options: BuildOptions, one_process: None, tmp_path: Path
+) -> None:
     (tmp_path / "in.txt").write_text("\n\n".join(ARTICLES))
-    case = {"input": (tmp_path / "in.txt",), "shard_mb": 1}
-    assert main(again(options, tmp_path / "one", **case)) == 0
-
-    def started(*arguments):
-        raise AssertionError("a pool of processes was started")
-
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", started)
-    assert main(again(options, tmp_path / "eight", **case, workers=8)) == 0
-    assert contents(tmp_path / "eight") == contents(tmp_path / "one")
-
-
-def test_a_dry_run_counts_only_workers_that_can_have_a_shard(options, tmp_path, capsys):
-    changes = {"dry_run": True, "workers": 64, "shard_mb": 0.025}  # of 0.1 MB in eight files
-    assert main(again(options, tmp_path / "out", **changes)) == 0
-    printed = capsys.readouterr().out
-    shards = int(re.search(r"about (\d+) shards", printed)[1])
-    assert 4 <= shards <= 8
-    assert f" with {shards} workers at " in printed
+    for workers in (1, 8):
+        case = again(options, tmp_path / f"{workers}", input=(tmp_path / "in.txt",), shard_mb=1, workers=workers)
+        assert main(case) == 0
+    assert contents(tmp_path / "8") == contents(tmp_path / "1")
+    assert inspect(InspectOptions(folder=tmp_path / "8", verify=True, workers=8)) == 0
 
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable)
 
 
-def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(options, many_formats, tmp_path):
+def test_every_format_deduplicated_is_the_same_under_mpirun_whatever_was_killed(
+    options: BuildOptions, formats: tuple[Path, ...], tmp_path: Path
+) -> None:
     """The whole job is killed twice: during the search for duplicates, and during the build."""
     needs("mpirun")
-    shutil.copytree(many_formats / "tables", tmp_path / "again")
-    inputs = (*(many_formats / name for name in ("tables", "wiki", "text")), tmp_path / "again")
-    case = {"input": inputs, "shard_mb": 0.003, "dedup": "near"}
-    assert main(again(options, tmp_path / "one", **case)) == 0
+    shutil.copytree(formats[0], tmp_path / "again")
+    changes = {"input": (*formats, tmp_path / "again"), "shard_mb": 0.003, "dedup": "near"}
+    assert main(again(options, tmp_path / "one", **changes)) == 0
     assert load_manifest(tmp_path / "one").books.documents.dropped["duplicate"] == 24
-    killed = again(options, tmp_path / "out", **case)
+    killed = again(options, tmp_path / "out", **changes)
     kill_build(killed, lambda: len(list(killed.output.glob(".build/keys-*.bin"))) >= 3, launcher=MPIRUN)
     kill_build(killed, lambda: finished_shards(killed.output) >= 3, launcher=MPIRUN)
-    command = [*MPIRUN, *command_of(killed)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*MPIRUN, *command_of(killed)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert contents(killed.output) == contents(tmp_path / "one")
 
 
-def kill_after(options, shards):
+def kill_after(options: BuildOptions, shards: int) -> None:
     """Runs the build until this many shards are done, then kills it."""
     kill_build(options, lambda: finished_shards(options.output) >= shards)
 
 
-def test_a_build_killed_at_any_moment_resumes_to_the_same_bytes(options, built, tmp_path, monkeypatch):
-    """Killed three times, each time as soon as one more shard is done."""
-    case = again(options, tmp_path / "out")
-    for finished in (1, 2, 4):
-        kill_after(case, finished)
-    recorded = {path.stem for path in (case.output / "records").glob("shard-*.json")}
-    begun = []
-    monkeypatch.setattr(
-        "data_prep.building.build_shard", lambda name, *rest: begun.append(name) or build_shard(name, *rest)
-    )
-    assert main(case) == 0
-    assert contents(case.output) == contents(built)
-    assert len(recorded) >= 4
-    assert not recorded & set(begun), "finished shards were built again"
-
-
 @pytest.fixture(scope="module")
-def killed(options, tmp_path_factory):
-    """The output of a build that was killed after some shards."""
+def killed(options: BuildOptions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of a build that was killed three times, each time as soon as more shards were done."""
     case = again(options, tmp_path_factory.mktemp("killed") / "out")
-    kill_after(case, 5)
+    for shards in (1, 2, 5):
+        kill_after(case, shards)
     return case.output
 
 
 @pytest.fixture
-def half_built(options, killed, tmp_path):
+def half_built(options: BuildOptions, killed: Path, tmp_path: Path) -> tuple[Path, BuildOptions]:
     """A copy of it and of the corpus: the copy's folder and the options that resume it."""
-    folder = shutil.copytree(options.input[0], tmp_path / "corpus")
+    folder = shutil.copytree(options.input[0], tmp_path / options.input[0].name)
     return folder, again(options, shutil.copytree(killed, tmp_path / "out"), input=(folder,))
 
 
-def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(half_built):
+def test_a_build_killed_at_any_moment_resumes_to_the_same_bytes_even_if_its_input_was_touched(
+    half_built: tuple[Path, BuildOptions], built: Path, begun: list[str]
+) -> None:
+    folder, case = half_built
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    recorded = {path.stem for path in (case.output / "records").glob("shard-*.json")}
+    assert main(case) == 0
+    assert contents(case.output) == contents(built)
+    assert len(recorded) >= 5
+    assert not recorded & set(begun), "finished shards were built again"
+
+
+def test_input_that_changed_during_a_build_is_refused_by_name_even_at_the_same_size_and_time(
+    half_built: tuple[Path, BuildOptions],
+) -> None:
     """Nothing is built from the new text, so that the old one, once restored, resumes the build."""
     folder, case = half_built
-    case = case.model_copy(update={"sentences": "line", "output": case.output.with_name("lines")})
+    case = again(case, case.output.with_name("lines"), sentences="line")
     kill_after(case, 2)
     (case.output / "records" / "shard-00000.json").unlink()
-    before = contents_of_shards(case.output)
+    before = contents(case.output / "records")
     for path in folder.iterdir():
         with_other_text(path)
     with pytest.raises(ConfigError, match=r"text of .*part-.\.txt.* has changed since .* was built from it"):
         main(case)
-    assert contents_of_shards(case.output) == before
+    assert contents(case.output / "records") == before
 
 
-def test_text_edited_between_two_starts_is_refused_where_its_punkt_model_would_stay(half_built):
+def test_text_edited_between_two_starts_is_refused_where_its_punkt_model_would_stay(
+    half_built: tuple[Path, BuildOptions],
+) -> None:
     folder, case = half_built
     recorded = sorted((case.output / "records").glob("shard-*.json"))
     text = (folder / "part-7.txt").read_bytes()
@@ -161,66 +139,51 @@ def test_text_edited_between_two_starts_is_refused_where_its_punkt_model_would_s
     assert sorted((case.output / "records").glob("shard-*.json")) == recorded
 
 
-def test_a_finished_build_of_other_text_does_not_count_as_finished(options, built, tmp_path):
-    folder = shutil.copytree(options.input[0], tmp_path / "corpus")
+def test_a_finished_build_of_other_text_does_not_count_as_finished(
+    options: BuildOptions, built: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(options.input[0], tmp_path / options.input[0].name)
     output = shutil.copytree(built, tmp_path / "out")
     with_other_text(folder / "part-6.txt")
     with pytest.raises(ConfigError, match=r"text of .*part-6\.txt has changed since .* was built from it"):
         main(again(options, output, input=(folder,)))
-    assert contents_of_shards(output) == contents_of_shards(built)
+    assert contents(output) == contents(built)
 
 
-def test_input_that_was_only_touched_or_restored_resumes_to_the_same_bytes(half_built, built):
-    folder, case = half_built
-    for path in folder.iterdir():
-        os.utime(path, (1, 1))
-    assert main(case) == 0
-    assert contents_of_shards(case.output) == contents_of_shards(built)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
-def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(options, built, tmp_path, damage):
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1]), flip])
+def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(
+    options: BuildOptions, built: Path, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     output = shutil.copytree(built, tmp_path / "out")
     shards = ("shard-00001.bin", "shard-00002.mask.idx", "held_out/shard-00000.mask.bin", "records/shard-00003.json")
-    for name in (*shards, "manifest.json", "tokenizer/vocab.txt"):
+    for name in (*shards, "manifest.json", "tokenizer/vocab.txt", "punkt/ortho_context.tab"):
         damage(output / name)
     assert main(again(options, output)) == 0
     assert contents(output) == contents(built)
 
 
-def test_a_finished_build_is_not_changed_by_a_rerun(options, built, capsys):
-    def stamps():
-        return {path: path.stat().st_mtime_ns for path in built.rglob("*") if path.name != LOCK_NAME}
-
-    before = stamps()
+def test_a_finished_build_is_not_changed_by_a_rerun(options: BuildOptions, built: Path) -> None:
+    before = {path: unread(path) for path in built.rglob("*") if path.is_file() and path.name != LOCK_NAME}
     assert main(again(options, built)) == 0
-    assert "96 of 96 documents kept" in capsys.readouterr().out
-    assert stamps() == before
+    assert {path: unread(path) for path in before} == before
+    assert {path for path in built.rglob("*") if path.is_file()} == {*before, built / LOCK_NAME}
 
 
-def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_about_right(built):
+def test_the_manifest_accounts_for_every_document_and_the_held_out_share_is_about_right(built: Path) -> None:
     books = load_manifest(built).books
     assert books.documents.read == 96
     assert books.balances
     assert 2 <= books.documents.held_out <= 20
 
 
-def test_full_packing_has_hardly_any_padding(options, tmp_path):
+def test_full_packing_has_hardly_any_padding(options: BuildOptions, tmp_path: Path) -> None:
     assert main(again(options, tmp_path / "out", packing="full", shard_mb=1.0)) == 0
     assert load_manifest(tmp_path / "out").totals.padding_share < 0.01
 
 
-def test_a_build_of_one_segment_is_recorded_and_any_other_keeps_its_bytes(options, built, tmp_path):
+def test_a_build_of_one_segment_is_recorded_and_any_other_keeps_its_bytes(
+    options: BuildOptions, built: Path, tmp_path: Path
+) -> None:
     assert main(again(options, tmp_path / "out", one_segment=True)) == 0
     manifest = load_manifest(tmp_path / "out")
     assert manifest.config.one_segment
@@ -233,7 +196,9 @@ def test_a_build_of_one_segment_is_recorded_and_any_other_keeps_its_bytes(option
         main(again(options, tmp_path / "out"))
 
 
-def test_nothing_held_out_makes_no_held_out_folder_and_no_remark(options, tmp_path, capsys):
+def test_nothing_held_out_makes_no_held_out_folder_and_no_remark(
+    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(again(options, tmp_path / "out", held_out=0.0)) == 0
     assert not (tmp_path / "out" / "held_out").exists()
     assert "no document was held out" not in capsys.readouterr().out
@@ -244,8 +209,8 @@ def test_nothing_held_out_makes_no_held_out_folder_and_no_remark(options, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def repeated(options, tmp_path_factory):
-    """Options of a build that removes duplicates, with every document of the corpus twice."""
+def repeated(options: BuildOptions, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A corpus that holds every document twice, and its build without duplicates."""
     folder = tmp_path_factory.mktemp("repeated")
     for name in ("first", "second"):
         shutil.copytree(options.input[0], folder / "corpus" / name)
@@ -254,24 +219,22 @@ def repeated(options, tmp_path_factory):
     return folder / "corpus", output
 
 
-def test_duplicate_documents_are_dropped_and_counted(built, repeated):
-    once, twice = load_manifest(built).books, load_manifest(repeated[1]).books
+def test_duplicate_documents_are_dropped_and_counted_in_the_manifest_and_in_the_headline(
+    options: BuildOptions, built: Path, repeated: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, output = repeated
+    once, twice = load_manifest(built).books, load_manifest(output).books
     assert twice.documents.dropped == {"duplicate": 96}
     assert twice.balances
     assert (twice.documents.train, twice.documents.held_out) == (once.documents.train, once.documents.held_out)
     assert twice.word_pieces == once.word_pieces
-
-
-def test_the_headline_of_a_build_counts_the_documents_kept_and_names_those_dropped(options, repeated, capsys):
-    corpus, output = repeated
-    held_out = load_manifest(output).books.documents.held_out
     assert main(again(options, output, input=(corpus,), dedup="exact")) == 0
-    said = f": 96 of 192 documents kept ({held_out} held out; dropped: 96 duplicate), "
+    said = f": 96 of 192 documents kept ({once.documents.held_out} held out; dropped: 96 duplicate), "
     assert said in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
-def edited(options, tmp_path_factory):
+def edited(options: BuildOptions, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A corpus of documents, the same with one word more, and some exact copies; its build without near copies."""
     folder = tmp_path_factory.mktemp("edited")
     shutil.copytree(options.input[0], folder / "corpus" / "first")
@@ -282,7 +245,7 @@ def edited(options, tmp_path_factory):
     return folder / "corpus", folder / "out"
 
 
-def test_near_copies_are_dropped_and_counted_by_themselves(built, edited):
+def test_near_copies_are_dropped_and_counted_by_themselves(built: Path, edited: tuple[Path, Path]) -> None:
     books, once = load_manifest(edited[1]).books, load_manifest(built).books
     dropped = books.documents.dropped
     assert books.balances
@@ -297,8 +260,14 @@ def test_near_copies_are_dropped_and_counted_by_themselves(built, edited):
     ("dedup", "fixture", "killed_with", "count"), [("exact", "repeated", "keys", 2), ("near", "edited", "copies", 1)]
 )
 def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(
-    options, tmp_path, request, dedup, fixture, killed_with, count
-):
+    options: BuildOptions,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    dedup: str,
+    fixture: str,
+    killed_with: str,
+    count: int,
+) -> None:
     """Killed while it hashes or while it builds; one process finishes what several began."""
     text, expected = request.getfixturevalue(fixture)
     case = again(options, tmp_path / "out", input=(text,), workers=2, dedup=dedup)
@@ -307,17 +276,21 @@ def test_which_copies_are_dropped_does_not_depend_on_workers_or_restarts(
     assert contents(case.output) == contents(expected)
 
 
-def test_a_dry_run_estimates_disk_and_shards_about_right_and_writes_nothing(options, built, tmp_path, capsys):
-    assert main(again(options, tmp_path / "out", dry_run=True)) == 0
+def test_a_dry_run_estimates_disk_and_shards_about_right_counts_workers_with_a_shard_and_writes_nothing(
+    options: BuildOptions, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(again(options, tmp_path / "out", dry_run=True, workers=64)) == 0
     printed, shards = capsys.readouterr().out, load_manifest(built).shards
-    said = float(re.search(r"about ([\d.]+) MB of shards", printed)[1]) * 1e6
-    assert said == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
-    assert int(re.search(r"about (\d+) shards", printed)[1]) == len(shards)
+    [said] = re.findall(r"about ([\d.]+) MB of shards", printed)
+    assert float(said) * 1e6 == pytest.approx(sum(shard.size for shard in shards), rel=0.3)
+    assert f"about {len(shards)} shards\n" in printed and f" with {len(shards)} workers at " in printed
     assert "8 files, 0.1 MB on disk" in printed and "nothing was written" in printed
     assert not (tmp_path / "out").exists()
 
 
-def test_the_text_of_many_small_compressed_files_is_estimated_about_right(options, tmp_path, capsys):
+def test_the_text_of_many_small_compressed_files_is_estimated_about_right(
+    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     draw = random.Random(0)
     (tmp_path / "raw").mkdir()
     for number in range(16):
@@ -326,7 +299,8 @@ def test_the_text_of_many_small_compressed_files_is_estimated_about_right(option
     changes = {"input": (tmp_path / "raw",), "sentences": "line", "dry_run": True}
     assert main(again(options, tmp_path / "out", **changes)) == 0
     printed = capsys.readouterr().out
-    assert float(re.search(r"about ([\d.]+) MB of text", printed)[1]) == pytest.approx(16 * len(text) / 1e6, rel=0.1)
+    [said] = re.findall(r"about ([\d.]+) MB of text", printed)
+    assert float(said) == pytest.approx(16 * len(text) / 1e6, rel=0.1)
     assert "0:00:00" not in printed
 
 
@@ -349,8 +323,14 @@ ARTICLES = ["The river rises in the hills north of the town and runs south to th
     ],
 )
 def test_a_warning_is_given_if_paragraphs_would_become_documents(
-    options, tmp_path, capsys, name, text, changes, warned
-):
+    options: BuildOptions,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    changes: dict[str, object],
+    warned: bool,
+) -> None:
     (tmp_path / name).write_text(text)
     changes = {"input": (tmp_path / name,), "sentences": "line", "seq_length": 128, **changes}
     assert main(again(options, tmp_path / "out", dry_run=True, **changes)) == 0
@@ -362,30 +342,41 @@ def test_a_warning_is_given_if_paragraphs_would_become_documents(
     )
 
 
-def test_rows_of_one_sentence_are_a_warning_and_become_one_document_with_no_word_lost(options, tmp_path, capsys):
+@pytest.mark.parametrize("missing", [[], [None, ""]])
+def test_rows_of_one_sentence_are_a_warning_and_become_one_document_with_no_word_lost(
+    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: list[str | None]
+) -> None:
     """BooksCorpus on the hub: a column of sentences, one after another through all books."""
-    rows = [f"ka lo mi {'ne ' * (number % 7)}." for number in range(400)]
-    for text in (rows, [None, "", *rows]):
-        parquet.write_table(pyarrow.table({"text": text}), tmp_path / "books.parquet", row_group_size=100)
-        shares = {}
-        for documents in ("blank_line", "file"):
-            folder = tmp_path / f"{documents}-{len(text)}"
-            case = again(options, folder, input=(tmp_path / "books.parquet",), documents=documents, shard_mb=1)
-            assert main(case) == 0
-            printed, manifest = capsys.readouterr().out, load_manifest(folder)
-            shares[documents] = (manifest.totals.padding_share, manifest.books.word_pieces.read)
-            is_wasteful = documents == "blank_line"
-            assert ("would be padding" in printed) == ("of the sequences is padding" in printed) == is_wasteful
-            inspect(InspectOptions(folder=folder))
-            assert ("of the sequences is padding" in capsys.readouterr().out) == is_wasteful
-        assert shares["blank_line"][0] > 0.8 and shares["file"][0] < 0.1
-        assert shares["blank_line"][1] == shares["file"][1]
-        assert manifest.books.documents.read == 1 + text.count(None)
+    rows = [*missing, *(f"ka lo mi {'ne ' * (number % 7)}." for number in range(400))]
+    table = tmp_path / "books.parquet"
+    parquet.write_table(pyarrow.table({"text": rows}), table, row_group_size=100)
+    manifests = {}
+    for documents in ("blank_line", "file"):
+        case = again(
+            options, tmp_path / documents, input=(tmp_path / "books.parquet",), documents=documents, shard_mb=1
+        )
+        assert main(case) == 0
+        inspect(InspectOptions(folder=case.output))
+        printed, manifests[documents] = capsys.readouterr().out, load_manifest(case.output)
+        is_wasteful = documents == "blank_line"
+        assert printed.count("would be padding") == is_wasteful
+        assert printed.count("of the sequences is padding") == 2 * is_wasteful
+    many, one = manifests["blank_line"], manifests["file"]
+    assert many.totals.padding_share > 0.8 and one.totals.padding_share < 0.1
+    assert many.books.word_pieces.read == one.books.word_pieces.read
+    assert one.books.documents.read == 1 + missing.count(None)
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize(("encoding", "warned"), [("utf-8", False), ("latin-1", True)])
-def test_a_corpus_in_another_encoding_is_a_warning(options, tmp_path, capsys, encoding, warned, dry_run):
+def test_a_corpus_in_another_encoding_is_a_warning(
+    options: BuildOptions,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    encoding: str,
+    warned: bool,
+    dry_run: bool,
+) -> None:
     text = " ".join(f"Im Jahr {year} baute man die Brücke." for year in range(200))
     (tmp_path / "de.txt").write_bytes(text.encode(encoding))
     changes = {"input": (tmp_path / "de.txt",), "sentences": "line", "held_out": 0.0, "dry_run": dry_run}
@@ -395,7 +386,9 @@ def test_a_corpus_in_another_encoding_is_a_warning(options, tmp_path, capsys, en
     assert all(f"200 of {len(text):,} characters were not UTF-8" in line and "iconv" in line for line in warnings)
 
 
-def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(options, tmp_path, capsys):
+def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(
+    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "novel.txt").write_text("\n".join(NOVEL))
     build = again(options, tmp_path / "out", input=(tmp_path / "novel.txt",), held_out=0.005)
     assert main(build) == 0
@@ -404,7 +397,9 @@ def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(options, tmp_p
     assert not (build.output / "held_out").exists()
 
 
-def test_a_corpus_too_small_to_hold_out_gets_a_share_that_probably_holds_some_out(options, tmp_path, capsys):
+def test_a_corpus_too_small_to_hold_out_gets_a_share_that_probably_holds_some_out(
+    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(NOVEL[:12]))
     assert main(again(options, tmp_path / "out", input=(tmp_path / "text.txt",), held_out=1e-9)) == 0
     assert "build into another --output with --held_out 0.17" in capsys.readouterr().out
@@ -432,8 +427,13 @@ def test_a_corpus_too_small_to_hold_out_gets_a_share_that_probably_holds_some_ou
     ],
 )
 def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(
-    options, tmp_path, arguments, field, monkeypatch, capsys
-):
+    options: BuildOptions,
+    tmp_path: Path,
+    arguments: list[str],
+    field: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     arguments = [str(tmp_path / "loop") if word == "LOOP" else word for word in arguments]
     command = command_of(again(options, tmp_path / "out"))
@@ -448,49 +448,35 @@ def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(
     assert field in errors
 
 
-def test_without_input_the_error_names_the_three_ways_to_get_some(options, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"put text there.*--input.*python -m electra_sampler.quickstart.run$"):
-        main(BuildOptions(vocab=options.vocab))
-
-
-def test_output_inside_the_input_is_refused(options, tmp_path):
+def test_output_inside_the_input_is_refused(options: BuildOptions, tmp_path: Path) -> None:
     shutil.copytree(options.input[0], tmp_path / "in")
     with pytest.raises(ConfigError, match="lies inside the input"):
         main(again(options, tmp_path / "in" / "out", input=(tmp_path / "in",)))
 
 
-def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(options, built, tmp_path):
-    folder = tmp_path / "in"
-    shutil.copytree(options.input[0], folder)
-    text = b"\n\n".join(b"Kalo mi ne %d." % number for number in range(20_000))
-    packed = lzma.compress(text)
-    damaged = bytearray(packed)
-    damaged[len(packed) // 2 :] = bytes(len(packed) - len(packed) // 2)
-    (folder / "zzz.txt.xz").write_bytes(damaged)
-    wrong = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt", shard_mb=0.1)
+def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(
+    options: BuildOptions, built: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(options.input[0], tmp_path / "in")
+    last = folder / "zzz.txt.xz"
+    last.write_bytes(lzma.compress(b"\n\n".join(b"Kalo mi ne %d." % number for number in range(20_000))))
+    flip(last)
+    case = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt", shard_mb=0.1)
     with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to the end"):
-        main(wrong)
-    assert finished_shards(tmp_path / "out")
-    (folder / "zzz.txt.xz").write_bytes(packed)
-    assert main(wrong) == 0
+        main(case)
+    assert finished_shards(case.output)
+    flip(last)
+    assert main(case) == 0
 
 
-def contents_of_shards(folder):
-    return {name: content for name, content in contents(folder).items() if ".bin" in name or ".idx" in name}
-
-
-def test_a_full_disk_is_one_line_and_exit_code_2_leaves_no_part_of_a_file_and_a_rerun_resumes(options, built, tmp_path):
+def test_a_full_disk_is_one_line_and_exit_code_2_leaves_no_part_of_a_file_and_a_rerun_resumes(
+    options: BuildOptions, built: Path, tmp_path: Path
+) -> None:
     """There is room for the ids of every shard, and none for its masks."""
     case = again(options, tmp_path / "out", workers=2, punkt=built / "punkt", mask_copies=200)
     limit = max(path.stat().st_size for path in built.glob("shard-?????.bin"))
-
-    def limit_files():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
     command = [*command_of(case), "--punkt", case.punkt, "--mask_copies", case.mask_copies]
-    done = run_script(*command, preexec_fn=limit_files)
+    done = run_script(*command, preexec_fn=partial(limit_file_size, limit))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert "File too large" in done.stderr and ".mask.bin" in done.stderr
     assert not list(case.output.rglob("*.tmp"))
@@ -499,11 +485,9 @@ def test_a_full_disk_is_one_line_and_exit_code_2_leaves_no_part_of_a_file_and_a_
 
 
 @pytest.mark.parametrize("wait", [0.3, 1.0])
-def test_ctrl_c_while_workers_start_is_one_line(options, tmp_path, wait):
-    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+def test_ctrl_c_while_workers_start_is_one_line(options: BuildOptions, tmp_path: Path, wait: float) -> None:
     for attempt in "abc":
-        command = [sys.executable, *command_of(again(options, tmp_path / attempt, workers=2, shard_mb=0.003))]
-        process = subprocess.Popen(command, cwd=REPOSITORY, **settings)
+        process = start_build(again(options, tmp_path / attempt, workers=2, shard_mb=0.003))
         while len(processes_below(process.pid)) < 3:  # with the one that cleans up behind the others
             assert process.poll() is None
             time.sleep(0.001)
@@ -515,7 +499,7 @@ def test_ctrl_c_while_workers_start_is_one_line(options, tmp_path, wait):
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 
-def test_foreign_files_in_the_folder_of_a_build_stay(half_built, built):
+def test_foreign_files_in_the_folder_of_a_build_stay(half_built: tuple[Path, BuildOptions], built: Path) -> None:
     _, case = half_built
     names = ("thesis.tmp", "held_out/thesis.tmp", "tokenizer/thesis.tmp")
     for name in names:
@@ -527,14 +511,11 @@ def test_foreign_files_in_the_folder_of_a_build_stay(half_built, built):
     )
 
 
-def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(options, built, tmp_path):
-    command = command_of(again(options, tmp_path / "out", workers=2))
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not finished_shards(tmp_path / "out"):
-        assert process.poll() is None
-        time.sleep(0.001)
+def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(
+    options: BuildOptions, built: Path, tmp_path: Path
+) -> None:
+    process = start_build(again(options, tmp_path / "out", workers=2))
+    wait_for(lambda: finished_shards(tmp_path / "out") > 0, process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     workers = [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
     os.kill(int(workers[0]), signal.SIGKILL)
@@ -546,39 +527,9 @@ def test_a_killed_worker_is_one_line_and_exit_code_1_and_a_rerun_resumes(options
     assert contents(tmp_path / "out") == contents(built)
 
 
-@pytest.fixture(scope="module")
-def many_formats(options, tmp_path_factory):
-    """Options of a build with the corpus in every format, as three inputs."""
-    folder = tmp_path_factory.mktemp("formats")
-    texts = [path.read_text().split("\n\n") for path in sorted(options.input[0].iterdir())]
-    for name in ("tables", "wiki", "text"):
-        (folder / name).mkdir()
-    parquet.write_table(pyarrow.table({"text": texts[0]}), folder / "tables" / "a.parquet", row_group_size=5)
-    (folder / "tables" / "b.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts[1]))
-    extracted = "".join(f'<doc id="{n}" url="" title="">\n{text}\n</doc>\n' for n, text in enumerate(texts[2]))
-    (folder / "wiki" / "wiki_00").write_text(extracted)
-    pages = "".join(f"<page><ns>0</ns><text>'''{text}'''</text></page>" for text in texts[3])
-    (folder / "wiki" / "dump.xml.bz2").write_bytes(bz2.compress(f"<mediawiki>{pages}</mediawiki>".encode()))
-    plain = "\r\n\r\n".join(texts[4]).encode()
-    (folder / "text" / "a.txt.zst").write_bytes(pyarrow.compress(plain, "zstd", asbytes=True))
-    return folder
-
-
-def test_every_format_builds_to_the_same_bytes_with_any_number_of_workers(options, many_formats, tmp_path):
-    inputs = tuple(many_formats / name for name in ("tables", "wiki", "text"))
-    assert main(again(options, tmp_path / "one", input=inputs, shard_mb=0.005)) == 0
-    assert main(again(options, tmp_path / "two", input=inputs, shard_mb=0.005, workers=2)) == 0
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    books = load_manifest(tmp_path / "one").books
-    assert books.balances
-    assert {name: share.documents for name, share in books.inputs.items()} == {
-        "0 tables": 24,
-        "1 wiki": 24,
-        "2 text": 12,
-    }
-
-
-def test_names_that_are_not_utf8_or_contain_control_characters_are_built_and_escaped(options, built, tmp_path):
+def test_names_that_are_not_utf8_or_contain_control_characters_are_built_and_escaped(
+    options: BuildOptions, built: Path, tmp_path: Path
+) -> None:
     texts = options.input[0].joinpath("part-0.txt").read_text().split("\n\n")
     names = [os.fsdecode(name) for name in (b"caf\xe9", b"caf\xe9.parquet", b"a\n\x1b[31mb.txt")]
     folder = tmp_path / os.fsdecode(b"in\xff")
@@ -588,7 +539,8 @@ def test_names_that_are_not_utf8_or_contain_control_characters_are_built_and_esc
         parquet.write_table(pyarrow.table({"text": texts}), file)
     (folder / names[2]).write_text(texts[1])
     output = tmp_path / os.fsdecode(b"out\x1b[31m\xff")
-    done = build_elsewhere(options, output, input=(folder,), workers=2)
+    done = run_script(*command_of(again(options, output, input=(folder,), workers=2)))
+    assert done.returncode == 0, done.stderr
     assert load_manifest(output).input_files == 3
     assert inspect(InspectOptions(folder=output, verify=True, workers=1)) == 0
     seen = run_script("data_prep/inspect_shards.py", output, "--show", 1)
@@ -598,10 +550,10 @@ def test_names_that_are_not_utf8_or_contain_control_characters_are_built_and_esc
     refused = run_script(*command_of(again(options, tmp_path / "other", input=(folder,))))
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1), refused.stderr
     for said in (done, seen, refused):
-        assert "\x1b" not in said.stdout + said.stderr
+        assert (said.stdout + said.stderr).replace("\n", "").isprintable()
 
 
-def build_malformed(seed, options, built, folder):
+def build_malformed(seed: int, options: BuildOptions, built: Path, folder: Path) -> bool:
     """Builds malformed input; returns True if it was built, False if it was refused in one clear line."""
     (folder / "in").mkdir(parents=True)
     path, changes = malformed_file(seed, folder / "in")
@@ -622,22 +574,15 @@ def build_malformed(seed, options, built, folder):
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(60, marks=pytest.mark.long)])
-def test_malformed_input_is_built_and_accounted_for_or_refused_in_one_clear_line(options, built, tmp_path, first):
+def test_malformed_input_is_built_and_accounted_for_or_refused_in_one_clear_line(
+    options: BuildOptions, built: Path, tmp_path: Path, first: int
+) -> None:
     count = 60 if first == 0 else 540
     ends = [build_malformed(seed, options, built, tmp_path / str(seed)) for seed in range(first, first + count)]
     assert 0.2 < np.mean(ends) < 0.8, "too few cases of one kind"
 
 
-def test_a_build_killed_while_it_saved_its_punkt_model_resumes(options, built, tmp_path):
-    shutil.copytree(built, tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").unlink()
-    for file in sorted((tmp_path / "out" / "punkt").iterdir())[2:]:
-        file.unlink()
-    assert main(again(options, tmp_path / "out")) == 0
-    assert contents(tmp_path / "out") == contents(built)
-
-
-def test_the_real_corpus_builds_with_the_real_libraries(shared_data, tmp_path):
+def test_the_real_corpus_builds_with_the_real_libraries(shared_data: Path, tmp_path: Path) -> None:
     novels = sorted((shared_data / "books" / "eltec").glob("*.txt.xz"))[:2]
     assert (
         main(
