@@ -1,11 +1,7 @@
 """Malformed input files made from a seed: damaged, misnamed, or with mixed encodings and formats."""
 
-import bz2
-import gzip
 import io
 import json
-import lzma
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +9,8 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
-}
+from tests.data_prep.packers import PACKERS
+
 FORMATS = ("a.parquet", "a.txt", "a.txt", "wiki_00", "a.jsonl", "a.xml", "wiki_01")  # formats by their proper names
 WORDS = (
     *(

@@ -1,12 +1,22 @@
-"""Compresses text in independent blocks, as the tools do whose files several workers can read."""
+"""Compresses text: as a whole, and in independent blocks, as the tools do whose files several workers can read."""
 
 import bz2
+import gzip
 import lzma
 import struct
 import zlib
+from collections.abc import Callable
 
 import pyarrow
 
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
+}
+"""How a whole file is compressed, by its suffix."""
 _BLOCK = 5000  # bytes of text
 
 

@@ -2,16 +2,16 @@
 
 import bz2
 import gzip
-import lzma
+import os
 import random
 import re
 import shutil
 import struct
 import subprocess
-import zlib
-from itertools import chain, islice
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
 
-import pyarrow
 import pytest
 
 from data_prep.formats import Reading
@@ -20,20 +20,18 @@ from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from data_prep.unpacking import DAMAGED, make_seek_index, not_text, opened, text_per_byte, unpacked
 from electra_sampler.foundation.config import ConfigError
-from tests.data_prep.conftest import words
+from tests.data_prep import packers
+from tests.data_prep.conftest import documents_of, flip, words
 from tests.data_prep.packers import bgzf
 
-PACKERS = {
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": lambda content: pyarrow.compress(content, "zstd", asbytes=True),
-}
+PACKERS = {suffix[1:]: pack for suffix, pack in packers.PACKERS.items() if suffix}
 TEXT = b"".join(b"Line %d of the text.\n" % number for number in range(20_000))
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-def test_the_text_of_a_file_is_estimated_from_its_beginning_though_decompressors_read_ahead(tmp_path, kind):
+def test_the_text_of_a_file_is_estimated_from_its_beginning_though_decompressors_read_ahead(
+    tmp_path: Path, kind: str
+) -> None:
     """Words drawn at random: every part of the text is compressed alike."""
     text = b" ".join(random.Random(0).choices([b"%x" % number for number in range(5000)], k=700_000))
     packed = PACKERS[kind](text)
@@ -47,7 +45,7 @@ def test_the_text_of_a_file_is_estimated_from_its_beginning_though_decompressors
 SKIPPABLE = struct.pack("<II", 0x184D2A50, 4) + b"size"  # a Zstandard frame without text; pzstd's files begin with one
 
 
-def read(path, content):
+def read(path: Path, content: bytes) -> bytes:
     path.write_bytes(content)
     with opened(path) as file:
         stream = unpacked(file)
@@ -55,7 +53,7 @@ def read(path, content):
 
 
 @pytest.mark.parametrize("kind", PACKERS)
-def test_each_compression_is_recognized_by_content_and_read_over_several_streams(tmp_path, kind):
+def test_each_compression_is_recognized_by_content_and_read_over_several_streams(tmp_path: Path, kind: str) -> None:
     pack = PACKERS[kind]
     assert read(tmp_path / "a", pack(b"") + pack(TEXT) + pack(b"x") + pack(TEXT)) == TEXT + b"x" + TEXT
 
@@ -64,7 +62,9 @@ def test_each_compression_is_recognized_by_content_and_read_over_several_streams
     ("kind", "place"),  # gzip's bytes 4 to 7 are a date, and pyarrow's Zstandard has no checksum of the content
     [(kind, place) for kind in PACKERS for place in (0, 1, 2, 3, 100, -5) if (kind, place) != ("zst", 100)],
 )
-def test_a_later_stream_damaged_anywhere_is_not_taken_for_the_end_of_the_file(tmp_path, kind, place):
+def test_a_later_stream_damaged_anywhere_is_not_taken_for_the_end_of_the_file(
+    tmp_path: Path, kind: str, place: int
+) -> None:
     later = bytearray(PACKERS[kind](TEXT))
     later[place] ^= 0xFF
     with pytest.raises(DAMAGED):
@@ -73,7 +73,7 @@ def test_a_later_stream_damaged_anywhere_is_not_taken_for_the_end_of_the_file(tm
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("rest", [b"\x00\x00garbage", b"Another file's end", b"B", b"\x1f", b"\xfd7z"])
-def test_other_data_after_a_stream_is_an_error_that_names_its_place(tmp_path, kind, rest):
+def test_other_data_after_a_stream_is_an_error_that_names_its_place(tmp_path: Path, kind: str, rest: bytes) -> None:
     packed = PACKERS[kind](TEXT)
     with pytest.raises(DAMAGED, match=f"behind byte {len(packed):,} is neither another stream of .* nor only zeros"):
         read(tmp_path / "a", packed + rest)
@@ -81,7 +81,9 @@ def test_other_data_after_a_stream_is_an_error_that_names_its_place(tmp_path, ki
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("zeros", [1, 4, 100_000])
-def test_zeros_after_the_last_stream_are_padding_and_only_xz_has_some_between_streams(tmp_path, kind, zeros):
+def test_zeros_after_the_last_stream_are_padding_and_only_xz_has_some_between_streams(
+    tmp_path: Path, kind: str, zeros: int
+) -> None:
     packed = PACKERS[kind](TEXT)
     assert read(tmp_path / "a", packed + bytes(zeros)) == TEXT
     if kind == "xz":
@@ -94,7 +96,9 @@ def test_zeros_after_the_last_stream_are_padding_and_only_xz_has_some_between_st
 @pytest.mark.skipif(not shutil.which("zstd"), reason="needs zstd")
 @pytest.mark.parametrize("options", [[], ["--no-check"], ["-19"], ["--long=27", "-T2"]])
 @pytest.mark.parametrize("text", [b"", b"x", b"a" * 300_000, random.Random(0).randbytes(300_000), TEXT])
-def test_every_header_and_block_of_zstandard_is_read_to_its_end(tmp_path, options, text):
+def test_every_header_and_block_of_zstandard_is_read_to_its_end(
+    tmp_path: Path, options: list[str], text: bytes
+) -> None:
     (tmp_path / "text").write_bytes(text)
     for source in (["-c", tmp_path / "text"], ["-c"]):  # with and without the size of the text
         command = ["zstd", *options, *source]
@@ -103,20 +107,11 @@ def test_every_header_and_block_of_zstandard_is_read_to_its_end(tmp_path, option
 
 
 @pytest.mark.parametrize("sign", range(16))
-def test_zstandard_frames_without_text_are_skipped(tmp_path, sign):
+def test_zstandard_frames_without_text_are_skipped(tmp_path: Path, sign: int) -> None:
     skippable = bytes([SKIPPABLE[0] + sign]) + SKIPPABLE[1:]
     packed = PACKERS["zst"](TEXT)
     assert read(tmp_path / "a", skippable + packed + skippable + packed + skippable) == TEXT + TEXT
     assert read(tmp_path / "a", skippable) == b""
-
-
-def test_an_xz_file_that_needs_gigabytes_to_unpack_is_an_error(tmp_path):
-    header = bytearray(lzma.compress(TEXT))
-    at = header.index(b"\x21\x01") + 2  # in the block's header: the filter LZMA2, one byte of properties
-    header[at] = 40  # a dictionary of 4 GiB
-    header[20:24] = struct.pack("<I", zlib.crc32(header[12:20]))
-    with pytest.raises(lzma.LZMAError, match="Memory usage limit"):
-        read(tmp_path / "a", bytes(header))
 
 
 @pytest.mark.parametrize(
@@ -133,20 +128,20 @@ def test_an_xz_file_that_needs_gigabytes_to_unpack_is_an_error(tmp_path):
         (bytes(4096), "binary"),
     ],
 )
-def test_files_that_are_not_text_are_recognized_by_their_beginning(beginning, what):
+def test_files_that_are_not_text_are_recognized_by_their_beginning(beginning: bytes, what: str) -> None:
     assert not_text(beginning[:4096]) == what
 
 
 @pytest.mark.parametrize(
     "text", [b"", b"B", b"PK", b"a\x00" + b" word" * 20, b"Ka" + bytes(8), "\u65e5\u672c".encode() * 9, b"ustar"]
 )
-def test_text_with_a_stray_zero_byte_is_still_text(text):
+def test_text_with_a_stray_zero_byte_is_still_text(text: bytes) -> None:
     assert not_text(text) is None
 
 
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_a_truncated_file_raises_the_error_that_readers_expect(tmp_path, kind, share):
+def test_a_truncated_file_raises_the_error_that_readers_expect(tmp_path: Path, kind: str, share: float) -> None:
     packed = PACKERS[kind](TEXT)
     (tmp_path / "a").write_bytes(packed[: max(8, int(len(packed) * share))])
     with opened(tmp_path / "a") as file, pytest.raises(DAMAGED):
@@ -155,23 +150,27 @@ def test_a_truncated_file_raises_the_error_that_readers_expect(tmp_path, kind, s
             pass
 
 
-def test_a_plain_file_is_returned_at_its_beginning(tmp_path):
+def test_a_plain_file_is_returned_at_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"BZ")
     with opened(tmp_path / "a") as file:
         assert unpacked(file) is None
         assert file.read() == b"BZ"
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere cannot be opened"):
         opened(tmp_path / "nowhere")
 
 
-KINDS = {"a.txt.gz": gzip.compress, "a.txt.bz2": lambda text: bz2.compress(text, 1), "blocks.txt.gz": bgzf}
+KINDS: dict[str, Callable[[bytes], bytes]] = {
+    "a.txt.gz": gzip.compress,
+    "a.txt.bz2": lambda text: bz2.compress(text, 1),
+    "blocks.txt.gz": bgzf,
+}
 BLOCK, END = 0x314159265359, 0x177245385090  # the bits that begin a block of bzip2, and the end of a stream
 
 
-def read_shards(path, per_shard):
+def read_shards(path: Path, per_shard: float) -> list[list[str]]:
     """The documents of each shard, read by a worker of its own."""
     pytest.importorskip("rapidgzip", reason="needs rapidgzip")
     [source] = find_sources([path])
@@ -179,8 +178,7 @@ def read_shards(path, per_shard):
     texts = []
     for shard in chain.from_iterable(plan_shards([source], per_shard)):
         with Reader(Reading(), path.parent) as reader:
-            chunks = list(reader.shard(shard))
-        texts.append([document.content.decode() for chunk in chunks for document in chunk.documents(Reading())])
+            texts.append([document.content.decode() for document in documents_of(reader.shard(shard))])
     return texts
 
 
@@ -188,7 +186,9 @@ def read_shards(path, per_shard):
 @pytest.mark.parametrize(
     ("size", "zeros"), [(30, 0), (12_000, 0), (200_000, 0), (300, 1), (300, 5), (300, 100), (300, 100_000)]
 )
-def test_each_document_is_in_one_shard_even_if_the_file_is_padded_with_zeros(tmp_path, kind, size, zeros):
+def test_each_document_is_in_one_shard_even_if_the_file_is_padded_with_zeros(
+    tmp_path: Path, kind: str, size: int, zeros: int
+) -> None:
     texts = words(1_500_000 // size, size)
     content = "\n\n".join(texts).encode()
     (tmp_path / kind).write_bytes(KINDS[kind](content) + bytes(zeros))
@@ -197,48 +197,43 @@ def test_each_document_is_in_one_shard_even_if_the_file_is_padded_with_zeros(tmp
     assert [text for of_shard in found for text in of_shard] == texts
 
 
-def flipped(packed):
-    """The bytes with one bit flipped in the middle."""
-    half = len(packed) // 2
-    return packed[:half] + bytes([packed[half] ^ 16]) + packed[half + 1 :]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "damage",
-    [lambda packed: packed[: int(len(packed) * 0.3)], lambda packed: packed[: int(len(packed) * 0.99)], flipped],
+    [
+        lambda path: os.truncate(path, int(path.stat().st_size * 0.3)),
+        lambda path: os.truncate(path, int(path.stat().st_size * 0.99)),
+        flip,
+    ],
     ids=["cut at a third", "cut at the end", "a flipped bit"],
 )
-def test_a_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(tmp_path, kind, damage):
-    (tmp_path / kind).write_bytes(damage(KINDS[kind]("\n\n".join(words(3000, 300)).encode())))
+def test_a_file_that_is_cut_short_or_damaged_is_an_error_that_names_it(
+    tmp_path: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    (tmp_path / kind).write_bytes(KINDS[kind]("\n\n".join(words(3000, 300)).encode()))
+    damage(tmp_path / kind)
     with pytest.raises(ConfigError, match=r"\.txt\.\S+ cannot be read to the end"):
         read_shards(tmp_path / kind, 1e5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rest", [b"g", b"BZh9", b"\x1f\x8b", bytes(3) + b"garbage", b"zeros", b"empty"])
-def test_what_is_behind_a_stream_is_judged_alike_in_parts_and_as_a_whole(tmp_path, kind, rest):
+def test_what_is_behind_a_stream_is_judged_alike_in_parts_and_as_a_whole(
+    tmp_path: Path, kind: str, rest: bytes
+) -> None:
     packed = KINDS[kind]("\n\n".join(words(3000, 300)).encode())
     rest = {b"zeros": bytes(20) + packed, b"empty": KINDS[kind](b"") + b"garbage"}.get(rest, rest)
     (tmp_path / kind).write_bytes(packed + rest)
     [source] = find_sources([tmp_path / kind])
-    with pytest.raises(ConfigError, match=r"behind byte .* is neither|cut short") as whole, Reader(Reading()) as reader:
+    said = r"\.txt\.\S+ cannot be read to the end .(behind byte .* is neither|.*cut short)"
+    with pytest.raises(ConfigError, match=said) as whole, Reader(Reading()) as reader:
         list(reader.chunks(Range(source)))
     with pytest.raises(ConfigError) as parts:
         read_shards(tmp_path / kind, 1e5)
     assert parts.value.problems == whole.value.problems
 
 
-def test_zeros_in_place_of_a_block_of_bgzf_are_an_error_that_names_the_file(tmp_path):
-    packed = bytearray(bgzf("\n\n".join(words(100, 300)).encode()))
-    second, third = (found.start() for found in islice(re.finditer(rb"\x1f\x8b\x08\x04", packed), 1, 3))
-    packed[second:third] = bytes(third - second)
-    (tmp_path / "a.txt.gz").write_bytes(packed)
-    with pytest.raises(ConfigError, match=r"a\.txt\.gz cannot be read to the end"):
-        read_shards(tmp_path / "a.txt.gz", 3000)
-
-
-def test_the_bits_that_begin_a_block_may_be_in_the_map_of_its_bytes(tmp_path):
+def test_the_bits_that_begin_a_block_may_be_in_the_map_of_its_bytes(tmp_path: Path) -> None:
     """The map says which 16s of bytes occur, then which bytes of each: 3141, 5926, 5359 and the rest."""
     used = [*"!#$'*-.13679;<?p", "\U0001f618"]
     text = "".join(random.Random(0).choices(used, k=10_000))
@@ -248,7 +243,7 @@ def test_the_bits_that_begin_a_block_may_be_in_the_map_of_its_bytes(tmp_path):
     assert read_shards(tmp_path / "a.txt.bz2", 1e9) == [[text]]
 
 
-def test_a_block_missing_inside_a_stream_is_an_error(tmp_path):
+def test_a_block_missing_inside_a_stream_is_an_error(tmp_path: Path) -> None:
     packed = bz2.compress("\n\n".join(words(6000, 300)).encode(), 1)
     bits = f"{int.from_bytes(packed):0{8 * len(packed)}b}"
     starts = [found.start() for found in re.finditer(f"{BLOCK:048b}", bits)]
