@@ -1,6 +1,10 @@
 """Claims about finding exact and near duplicates, and about pairs on disk."""
 
-from itertools import accumulate
+import os
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,42 +13,49 @@ from scipy.sparse.csgraph import connected_components
 
 from data_prep import duplicates
 from data_prep.duplicates import Pairs, copies_of, distinct, find_duplicates, hash_shard, matched, relinked
-from data_prep.formats import Document, Reading
-from data_prep.planning import plan_shards
+from data_prep.formats import Document
+from data_prep.manifest import Dedup
+from data_prep.planning import WorkerTask, plan_shards
 from data_prep.reading import Reader
 from data_prep.sources import find_sources
-from data_prep.workers import start_pool
+from tests.conftest import unread
+from tests.data_prep.conftest import PARAGRAPHS, documents_of, pool_of
+
+Copies = dict[int, str]
 
 
-def find(folder, tasks, workers=1, dedup="exact"):
+def find(
+    folder: Path, tasks: Sequence[WorkerTask], workers: int = 1, dedup: Dedup = "exact"
+) -> tuple[list[Copies], list[list[Document]]]:
     """The copies among the documents of each shard, and the documents."""
     shards = [shard for task in tasks for shard in task]
-    with Reader(Reading()) as reader:
-        counts = [hash_shard(shard, reader, Reading(), folder, dedup) for shard in shards]
-        documents = [
-            [document for chunk in reader.shard(shard) for document in chunk.documents(Reading())] for shard in shards
-        ]
-    with start_pool(workers) as pool:
+    with Reader(PARAGRAPHS) as reader:
+        counts = [hash_shard(shard, reader, PARAGRAPHS, folder, dedup) for shard in shards]
+        documents = [documents_of(reader.shard(shard)) for shard in shards]
+    with pool_of(workers) as pool:
         found = find_duplicates(folder, counts, pool, dedup)
     starts = accumulate(counts, initial=0)
-    copies = [copies_of(found, start, count) for start, count in zip(starts, counts, strict=False)]
-    return copies, documents
+    return [copies_of(found, start, count) for start, count in zip(starts, counts, strict=False)], documents
 
 
-def found_in(tmp_path, texts, per_shard=1000, **options):
+def found_in(
+    tmp_path: Path, texts: Iterable[Iterable[str]], per_shard: float = 1000, **options: Any
+) -> list[tuple[str, str | None]]:
     (tmp_path / "in").mkdir(exist_ok=True)
     for number, documents in enumerate(texts):
         (tmp_path / "in" / f"{number}.txt").write_text("\n\n".join(documents))
-    copies, documents = find(tmp_path, plan_shards(find_sources([tmp_path / "in"]), per_shard), **options)
+    copies, found = find(tmp_path, plan_shards(find_sources([tmp_path / "in"]), per_shard), **options)
     return [
         (document.content.decode(), of_shard.get(n))
-        for of_shard, found in zip(copies, documents, strict=True)
-        for n, document in enumerate(found)
+        for of_shard, in_shard in zip(copies, found, strict=True)
+        for n, document in enumerate(in_shard)
     ]
 
 
 @pytest.mark.parametrize("at_once", [7, 50, 200, 1 << 23])
-def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(tmp_path, monkeypatch, at_once):
+def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     monkeypatch.setattr(duplicates, "_AT_ONCE", at_once)
     random = np.random.default_rng(0)
     texts = [[f"Document number {n}." for n in random.integers(0, 300, 100)] for _ in range(5)]
@@ -55,54 +66,56 @@ def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(tmp
     assert len(seen) > 200
 
 
-def test_white_space_around_a_document_makes_no_difference(tmp_path):
+def test_white_space_around_a_document_makes_no_difference(tmp_path: Path) -> None:
     assert found_in(tmp_path, [["One.", "  One.  \n"]]) == [("One.", None), ("One.", "duplicate")]
 
 
-def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_path):
+def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
     assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
 
 
-def test_a_skipped_document_does_not_count_as_an_original(tmp_path):
+def test_a_skipped_document_does_not_count_as_an_original(tmp_path: Path) -> None:
     page = b"<page><ns>%d</ns><text>Same</text></page>"
     (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")
     assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
 
 
-def test_text_is_not_hashed_again(tmp_path):
+@pytest.fixture
+def tasks(tmp_path: Path) -> list[WorkerTask]:
+    """A plan of three shards with two copies."""
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nTwo.")
     (tmp_path / "b.txt").write_text("One.\n\nSix.")
-    tasks = plan_shards(find_sources([tmp_path]), 12)
+    return plan_shards(find_sources([tmp_path]), 12)
+
+
+def test_text_is_not_hashed_again(tmp_path: Path, tasks: list[WorkerTask]) -> None:
     assert [sorted(copies) for copies in find(tmp_path, tasks)[0]] == [[], [0], [0]]
-    times = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("keys-*.bin"))]
-    assert find(tmp_path, tasks)[0][0] == {}
-    assert times == [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("keys-*.bin"))]
+    before = {path: unread(path) for path in tmp_path.glob("keys-*.bin")}
+    find(tmp_path, tasks)
+    assert before == {path: unread(path) for path in tmp_path.glob("keys-*.bin")}
 
 
 @pytest.mark.parametrize("left", [0, 20, 50])
-def test_keys_that_were_cut_short_are_computed_again(tmp_path, left):
-    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nTwo.")
-    (tmp_path / "b.txt").write_text("One.\n\nSix.")
-    tasks = plan_shards(find_sources([tmp_path]), 12)
+def test_keys_that_were_cut_short_are_computed_again(tmp_path: Path, tasks: list[WorkerTask], left: int) -> None:
     copies, _ = find(tmp_path, tasks)
     for path in tmp_path.glob("keys-*.bin"):
-        path.write_bytes(path.read_bytes()[:left])
+        os.truncate(path, left)
     assert find(tmp_path, tasks)[0] == copies
 
 
 @pytest.mark.parametrize("dedup", ["exact", "near"])
-def test_no_documents_have_no_duplicates(tmp_path, dedup):
-    with start_pool(1) as pool:
+def test_no_documents_have_no_duplicates(tmp_path: Path, dedup: Dedup) -> None:
+    with pool_of(1) as pool:
         assert copies_of(find_duplicates(tmp_path, [], pool, dedup), 0, 0) == {}
 
 
-def digest_of(text):
+def digest_of(text: str) -> int:
     return int.from_bytes(Document(text.encode(), 0).digest, "little")
 
 
-def planted(random, count, similarity):
+def planted(random: np.random.Generator, count: int, similarity: float) -> list[list[str]]:
     """Pairs of texts whose sets of 200 shingles have this Jaccard similarity, up to rounding."""
     texts = []
     for _ in range(count):
@@ -116,7 +129,9 @@ def planted(random, count, similarity):
 
 
 @pytest.mark.parametrize(("similarity", "least", "most"), [(0.3, 0, 0.01), (0.8, 0.95, 1)])
-def test_near_copies_at_similarity_8_are_found_and_those_at_3_are_not(tmp_path, similarity, least, most):
+def test_near_copies_at_similarity_8_are_found_and_those_at_3_are_not(
+    tmp_path: Path, similarity: float, least: float, most: float
+) -> None:
     texts = planted(np.random.default_rng(0), 1000, similarity)
     reasons = dict(found_in(tmp_path, zip(*texts, strict=True), per_shard=1e6, dedup="near"))
     copies = [pair for pair in texts if any(reasons[text] for text in pair)]
@@ -127,8 +142,8 @@ def test_near_copies_at_similarity_8_are_found_and_those_at_3_are_not(tmp_path, 
 
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 100), (1, 400), (1, 1 << 23), (2, 1 << 23), (3, 1 << 23)])
 def test_of_a_chain_of_near_copies_the_smallest_digest_stays_however_the_work_is_cut(
-    tmp_path, monkeypatch, workers, at_once
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, at_once: int
+) -> None:
     """Each text shares nine tenths with the next; the ends of the chain have nothing in common."""
     monkeypatch.setattr(duplicates, "_AT_ONCE", at_once)  # spawned workers do not see the change
     random = np.random.default_rng(0)
@@ -147,7 +162,7 @@ def test_of_a_chain_of_near_copies_the_smallest_digest_stays_however_the_work_is
         seen.add(text)
 
 
-def test_the_order_of_the_corpus_does_not_change_which_text_of_a_group_stays(tmp_path):
+def test_the_order_of_the_corpus_does_not_change_which_text_of_a_group_stays(tmp_path: Path) -> None:
     texts = planted(np.random.default_rng(1), 50, 0.9)
     kept = []
     for number, order in enumerate((texts, [pair[::-1] for pair in texts[::-1]])):
@@ -159,7 +174,7 @@ def test_the_order_of_the_corpus_does_not_change_which_text_of_a_group_stays(tmp
 
 
 @pytest.mark.parametrize("ranges", [1, 2, 7, 50])
-def test_the_ranges_of_all_files_are_all_pairs_in_the_order_of_the_files(tmp_path, ranges):
+def test_consecutive_ranges_of_all_files_are_their_pairs_in_the_order_of_the_files(tmp_path: Path, ranges: int) -> None:
     random = np.random.default_rng(ranges)
     bounds = np.unique(random.integers(1, 1 << 63, ranges - 1, dtype=np.uint64))
     pairs = Pairs(tmp_path, "some", 3, np.append(np.uint64(0), bounds))
@@ -167,33 +182,20 @@ def test_the_ranges_of_all_files_are_all_pairs_in_the_order_of_the_files(tmp_pat
     written = [array[np.argsort(array[:, 0])] for array in written]
     for number, array in enumerate(written):
         pairs.write(number, array)
-    ends = np.append(pairs.bounds[1:], np.uint64((1 << 64) - 1))
-    for part, (first, last) in enumerate(zip(pairs.bounds, ends, strict=True)):
-        expected = np.concatenate([array[(array[:, 0] >= first) & (array[:, 0] < last)] for array in written])
-        np.testing.assert_array_equal(pairs.read(range(part, part + 1)), expected)
+    every = np.concatenate(written)
+    part = np.searchsorted(pairs.bounds, every[:, 0], side="right") - 1
+    for first, last in combinations(range(len(pairs.bounds) + 1), 2):
+        np.testing.assert_array_equal(pairs.read(range(first, last)), every[(first <= part) & (part < last)])
 
 
-def test_consecutive_ranges_are_read_together(tmp_path):
-    pairs = Pairs(tmp_path, "some", 2, np.array([0, 10, 20, 30], np.uint64))
-    pairs.write(0, np.array([[5, 0], [10, 1], [19, 2], [25, 3], [40, 4]], np.uint64))
-    pairs.write(1, np.array([[15, 5], [29, 6]], np.uint64))
-    assert pairs.read(range(1, 3))[:, 1].tolist() == [1, 2, 3, 5, 6]
-    assert pairs.read(range(4))[:, 1].tolist() == [0, 1, 2, 3, 4, 5, 6]
-
-
-def test_each_later_document_is_matched_with_the_first_that_has_its_key():
+def test_each_later_document_is_matched_with_the_first_that_has_its_key() -> None:
     pairs = np.array([[9, 0], [5, 1], [9, 2], [5, 3], [2, 4], [9, 5]], np.uint64)
     firsts, later = matched(pairs)
     assert firsts.tolist() == [[2, 4], [5, 1], [9, 0]]
     assert later.tolist() == [[2, 0], [3, 1], [5, 0]]
 
 
-def test_no_pairs_match_nothing():
-    firsts, later = matched(np.empty((0, 2), np.uint64))
-    assert firsts.shape == later.shape == (0, 2)
-
-
-def random_links(random, size):
+def random_links(random: np.random.Generator, size: int) -> np.ndarray:
     """Links between randomly named numbers: one or several of a sparse graph, hubs, a chain and a grid."""
     every = np.arange(size)
     kinds = [
@@ -208,7 +210,7 @@ def random_links(random, size):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_relinking_leaves_one_link_to_all_but_the_smallest_number_of_each_group(seed):
+def test_relinking_leaves_one_link_to_all_but_the_smallest_number_of_each_group(seed: int) -> None:
     random = np.random.default_rng(seed)
     links = random_links(random, size := 10 ** int(random.integers(2, 5)))
     _, expected = connected_components(coo_array((np.ones(len(links)), links.T.astype(int)), (size, size)))
@@ -221,8 +223,3 @@ def test_relinking_leaves_one_link_to_all_but_the_smallest_number_of_each_group(
     _, smallest = np.unique(expected, return_index=True)
     assert links[:, 0].tolist() == np.setdiff1d(np.arange(size), smallest).tolist()
     assert rounds <= 2 * np.log2(size)
-
-
-def test_no_links_need_no_relinking():
-    links, is_done = relinked(distinct(np.empty((0, 2), np.uint64)))
-    assert (links.shape, is_done) == ((0, 2), True)
