@@ -1,8 +1,5 @@
 """Claims about the samplers without a model: their frequencies, and that they have no generator."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,13 +14,9 @@ from pretrain.presets import PRESETS
 from pretrain.runs.models import build_model
 from samplers import floors
 from tests.pretrain.runs.described import described
+from tests.samplers.conftest import model_of
 
 NAMES = ("uniform", "unigram")
-
-
-@pytest.fixture(scope="module")
-def shards(shards_folder: Path) -> Shards:
-    return Shards(shards_folder)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +27,6 @@ def batch(shards: Shards) -> Batch:
 @pytest.fixture(scope="module")
 def small_batch(shards: Shards) -> Batch:
     return make_batch(shards, np.arange(150), np.zeros(150, dtype=np.int64), seed=0)
-
-
-def model_of(shards: Shards, name: str, **switches: Any) -> Any:
-    config = objective_class(name).Config.from_values(switches)
-    return build_model(described(PRESETS["tiny"].model_copy(update={"objective": config}), shards)).eval()
 
 
 def expected(shards: Shards, name: str) -> np.ndarray:

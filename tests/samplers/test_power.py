@@ -1,6 +1,5 @@
 """Claims about HP_Loss's exponent; test_hardness_prediction.py compares its draws with written-out distributions."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,19 +8,11 @@ import torch
 
 from pretrain.data.batches import Batch, make_batch
 from pretrain.data.shards import Shards
-from pretrain.method.registry import objective_class
 from pretrain.method.sampling import Draw
 from pretrain.model.distribution import hp_loss_weights
-from pretrain.presets import PRESETS
-from pretrain.runs.models import build_model
-from tests.pretrain.runs.described import described
+from tests.samplers.conftest import model_of
 
 ORIGINAL = 2
-
-
-@pytest.fixture(scope="module")
-def shards(shards_folder: Path) -> Shards:
-    return Shards(shards_folder)
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +21,11 @@ def batch(shards: Shards) -> Batch:
 
 
 def draw(shards: Shards, batch: Batch, name: str, **switches: Any) -> Draw:
-    """The draw of a tiny model whose initial weights depend only on the seed; its estimates differ between tokens."""
-    config = objective_class(name).Config.from_values(switches)
-    model: Any = build_model(described(PRESETS["tiny"].model_copy(update={"objective": config}), shards))
+    """The draw of a model whose estimates differ between tokens."""
+    model = model_of(shards, name, **switches)
     if name != "electra":
         torch.nn.init.normal_(model.sampler_transform.LayerNorm.weight)
-    return model.eval()(batch).detected.draw
+    return model(batch).detected.draw
 
 
 def test_at_0_the_tokens_are_bitwise_those_of_electra_and_at_1_those_of_hp_loss(shards: Shards, batch: Batch) -> None:
