@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from electra_sampler.foundation.config import ConfigError
-from finetune.glue.files import Source, load_task, missing_from, read, read_rows
+from finetune.glue.files import load_task, missing_from, read, read_rows
 from finetune.glue.tasks import AX, TASKS, Example, GlueTask
 
 # One training row of each task in the official layout: header, row, and the expected example.
@@ -71,23 +71,33 @@ def write(path: Path, *lines: str | None) -> Path:
     return path
 
 
+def write_splits(folder: Path, name: str, *lines: str | None) -> Path:
+    """The folder of a task whose training and dev files all have these lines."""
+    (folder / name).mkdir()
+    for split in ("train", *TASKS[name].dev_splits):
+        write(folder / name / f"{split}.tsv", *lines)
+    return folder / name
+
+
 def read_file(path: Path, task: GlueTask) -> list[Example]:
     return read(task, (str(path), read_rows(path, task, task.header))).examples
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_is_read_in_its_official_layout(name: str, tmp_path: Path) -> None:
+def test_every_task_is_read_in_its_official_layout_without_a_truncated_row(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     header, row, expected = LAYOUTS[name]
-    assert read_file(write(tmp_path / "train.tsv", header, row), TASKS[name]) == [expected]
+    folder = write_splits(tmp_path, name, header, *[row] * 999, row.rpartition("\t")[0], *[row] * 999)
+    assert load_task(TASKS[name], str(tmp_path)).train == [expected] * 1_998
+    assert f"{folder / 'train.tsv'}: 1 malformed row left out" in capsys.readouterr().out
 
 
 def test_extra_columns_in_the_dev_files_of_mnli_are_read(tmp_path: Path) -> None:
     header, row, expected = LAYOUTS["MNLI"]
-    folder = tmp_path / "MNLI"
-    folder.mkdir()
-    write(folder / "train.tsv", header, row)
+    folder = write_splits(tmp_path, "MNLI", header, row)
+    columns = header.replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
     for split in ("dev_matched", "dev_mismatched"):
-        columns = header.replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
         write(folder / f"{split}.tsv", columns, row.replace("\tneutral\t", "\tneutral\tx\tx\tx\tx\t"))
     data = load_task(TASKS["MNLI"], str(tmp_path))
     assert data.train == [expected]
@@ -107,12 +117,6 @@ def test_the_real_files_of_qnli_are_complete_without_a_training_file(shared_data
     assert len(read_file(folder / "dev.tsv", TASKS["QNLI"])) == 5_463
     unseen = (str(folder / "test.tsv"), read_rows(folder / "test.tsv", TASKS["QNLI"], None))
     assert len(read(TASKS["QNLI"], unseen, labeled=False).examples) == 5_463
-
-
-def test_quotation_marks_in_real_mrpc_stay_part_of_the_text(shared_data: Path) -> None:
-    first = load_task(TASKS["MRPC"], str(shared_data / "glue")).train[0]
-    assert first.texts[0].startswith('Amrozi accused his brother, whom he called "the witness"')
-    assert first.target == 1.0
 
 
 def test_a_line_separator_inside_a_sentence_does_not_end_the_row(tmp_path: Path) -> None:
@@ -144,12 +148,13 @@ def test_a_file_in_another_format_is_refused(content: bytes, message: str, tmp_p
         read_file(path, TASKS["SST-2"])
 
 
-def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no folder .*RTE"):
+def test_a_missing_folder_or_file_is_named_and_the_hub_has_all(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder .*RTE; expected GLUE's train\.tsv, or --data_dir hub"):
         load_task(TASKS["RTE"], str(tmp_path))
     (tmp_path / "RTE").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot read .*train\.tsv"):
+    with pytest.raises(ConfigError, match=r"cannot read .*RTE/train\.tsv \(no such file\)"):
         load_task(TASKS["RTE"], str(tmp_path))
+    assert missing_from(TASKS["RTE"], "hub") is None
 
 
 UNSEEN_LAYOUTS = {
@@ -168,10 +173,7 @@ UNSEEN_LAYOUTS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_every_test_set_is_read_in_its_official_layout(name: str, tmp_path: Path) -> None:
     task, (header, row, _) = TASKS[name], LAYOUTS[name]
-    folder = tmp_path / name
-    folder.mkdir()
-    for split in ("train", *task.dev_splits):
-        write(folder / f"{split}.tsv", header, row)
+    folder = write_splits(tmp_path, name, header, row)
     for split in task.test_files:
         write(folder / f"{split}.tsv", *UNSEEN_LAYOUTS[name])
     assert load_task(task, str(tmp_path)).tests == {}
@@ -186,9 +188,7 @@ def test_every_test_set_is_read_in_its_official_layout(name: str, tmp_path: Path
 @pytest.mark.parametrize("place", ["AX/diagnostic", "diagnostic/diagnostic", "MNLI/diagnostic"])
 def test_mnli_includes_the_diagnostic_set_from_any_usual_place(place: str, tmp_path: Path) -> None:
     header, row, _ = LAYOUTS["MNLI"]
-    (tmp_path / "MNLI").mkdir()
-    for split in ("train", "dev_matched", "dev_mismatched"):
-        write(tmp_path / "MNLI" / f"{split}.tsv", header, row)
+    write_splits(tmp_path, "MNLI", header, row)
     path = tmp_path / f"{place}.tsv"
     path.parent.mkdir(exist_ok=True)
     write(path, "index\tsentence1\tsentence2", "0\tA.\tB.")
@@ -207,30 +207,14 @@ def test_a_skipped_row_of_a_test_set_keeps_its_number(tmp_path: Path) -> None:
     assert found.indices == ["0", *map(str, range(2, 1_000))]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_an_official_layout_with_a_truncated_row_is_read_without_it(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task, (header, row, expected) = TASKS[name], LAYOUTS[name]
-    folder = tmp_path / name
-    folder.mkdir()
-    for split in ("train", *task.dev_splits):
-        write(folder / f"{split}.tsv", header, *[row] * 999, row.rpartition("\t")[0], *[row] * 999)
-    data = load_task(task, str(tmp_path))
-    assert data.train == [expected] * 1_998
-    assert f"{folder / 'train.tsv'}: 1 malformed row left out" in capsys.readouterr().out
-
-
 def test_qqp_is_read_as_published_including_rows_broken_by_line_ends(tmp_path: Path) -> None:
     """Made in the official layout, because the file is not here; see nyu-mll/GLUE-baselines #5."""
     header, row, expected = LAYOUTS["QQP"]
     first = '133273\t213221\t213222\t"Was Muhammad a real historical figure?'
     second = '"\tWas Muhammad a real historical figure? What is the evidence for his existence?\t0'
     rows, pairs = 30_000, 11
-    path = tmp_path / "QQP" / "train.tsv"
-    path.parent.mkdir()
-    write(path, header, *[row] * 9_000, *[first, second] * pairs, *[row] * (rows - 9_000))
-    write(path.with_name("dev.tsv"), header, row)
+    folder = write_splits(tmp_path, "QQP", header, row)
+    write(folder / "train.tsv", header, *[row] * 9_000, *[first, second] * pairs, *[row] * (rows - 9_000))
     data = load_task(TASKS["QQP"], str(tmp_path))
     assert (len(data.train), set(data.train)) == (rows, {expected})
 
@@ -241,21 +225,6 @@ def test_the_file_of_another_task_is_refused_by_name(name: str, other: str, tmp_
     path = write(tmp_path / "train.tsv", header, *[row] * 2_000)
     with pytest.raises(ConfigError, match=r"train\.tsv: \d+ of \d+ rows are malformed"):
         read_file(path, TASKS[name])
-
-
-def test_what_is_missing_in_a_folder_is_named(shared_data: Path) -> None:
-    glue = str(shared_data / "glue")
-    assert [name for name, task in TASKS.items() if missing_from(task, glue) is None] == [
-        *("CoLA", "SST-2", "MRPC", "STS-B", "MNLI", "RTE")
-    ]
-    assert "QNLI/train.tsv (no such file)" in str(missing_from(TASKS["QNLI"], glue))
-    assert "no folder" in str(missing_from(TASKS["QQP"], glue))
-    assert missing_from(TASKS["QQP"], "hub") is None
-
-
-def hub(columns: dict[str, list[Any]], name: str = "copy") -> Source:
-    """A split on the hub."""
-    return name, enumerate(datasets.Dataset.from_dict(columns), 1)
 
 
 def write_sentences(folder: Path, *lines: str) -> Path:
@@ -274,11 +243,6 @@ def test_a_file_with_more_malformed_rows_than_official_ones_is_refused_and_they_
     )
 
 
-def test_many_malformed_rows_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="35 more malformed rows"):
-        read_file(write_sentences(tmp_path, *["bad"] * 40), TASKS["SST-2"])
-
-
 def test_a_few_malformed_rows_are_skipped_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_992)
     examples = read_file(path, TASKS["SST-2"])
@@ -291,26 +255,10 @@ def test_a_few_malformed_rows_are_skipped_counted_and_named(tmp_path: Path, caps
         read_file(write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_991), TASKS["SST-2"])
 
 
-def test_rows_from_the_hub_become_the_same_examples() -> None:
-    pairs = hub({"premise": ["It rained."], "hypothesis": ["It was dry."], "label": [2], "idx": [0]})
-    assert read(TASKS["MNLI"], pairs).examples == [Example(("It rained.", "It was dry."), 2.0)]
-    scores = hub({"sentence1": ["A man plays."], "sentence2": ["Someone plays."], "label": [3.75]})
-    assert read(TASKS["STS-B"], scores).examples == [Example(("A man plays.", "Someone plays."), 0.75)]
-
-
-def test_malformed_rows_from_the_hub_are_handled_as_in_files() -> None:
-    some = {"sentence": ["a", "b", "c"], "label": [1, -1, 0]}
+def test_a_malformed_row_from_the_hub_is_named() -> None:
+    rows = datasets.Dataset.from_dict({"sentence": ["a", "b", "c"], "label": [1, -1, 0]})
     with pytest.raises(ConfigError, match=r"data_dir: copy cola train, line 2: label -1, expected one of 0, 1"):
-        read(TASKS["CoLA"], hub(some, "copy cola train"))
-    many = hub({name: values + values[:1] * 997 for name, values in some.items()}, "copy cola train")
-    kept = read(TASKS["CoLA"], many).examples
-    assert [example.texts[0] for example in kept] == ["a", "c"] + ["a"] * 997
-
-
-def test_a_skipped_row_of_a_test_set_from_the_hub_keeps_its_number() -> None:
-    rows = hub({"sentence": ["a", None, *["c"] * 998], "label": [-1] * 1_000})
-    found = read(TASKS["CoLA"], rows, labeled=False)
-    assert found.indices == ["0", *map(str, range(2, 1_000))]
+        read(TASKS["CoLA"], ("copy cola train", enumerate(rows, 1)))
 
 
 def test_a_copy_on_the_hub_is_asked_for_each_split_and_the_diagnostic_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch
 from transformers import BertTokenizerFast, ElectraConfig
 from transformers.models.electra.modeling_electra import ElectraClassificationHead
 
-from finetune.glue.files import load_task
 from finetune.glue.job import METRICS, GlueJob, SequenceClassifier, make_job, score, submission, tokenize_examples
 from finetune.glue.tasks import AX, TASKS, Example, ExampleSet, GlueTask, TaskData
 from finetune.running.job import Features, collate
@@ -55,9 +54,7 @@ def run(stock_model: Path) -> Run:
 
 
 def test_the_model_has_one_output_per_class(run: Run) -> None:
-    assert isinstance(run.engine.module, SequenceClassifier)
     assert run.engine.module.head.out_features == 3
-    assert run.job.train_examples == 30
 
 
 def test_several_outputs_are_classes_and_one_output_is_a_score(run: Run) -> None:
@@ -130,16 +127,6 @@ def test_a_long_pair_loses_the_end_of_its_longer_text(tokenizer: BertTokenizerFa
     assert pieces(tokenizer, ("one two", "a b c d e f g h"), 10) == "[CLS] one two [SEP] a b c d e [SEP]"
 
 
-def test_real_pairs_fit_the_length_and_keep_both_texts(tokenizer: BertTokenizerFast, shared_data: Path) -> None:
-    examples = load_task(TASKS["RTE"], str(shared_data / "glue")).dev["dev"]
-    features = tokenize_examples(examples, tokenizer, 64)
-    assert max(map(len, features.input_ids)) == 64
-    assert all(
-        ids.count(tokenizer.sep_token_id) == 2 and ids[-1] == tokenizer.sep_token_id for ids in features.input_ids
-    )
-    assert all(1 in segments for segments in features.token_type_ids)
-
-
 FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0])
 CPU = torch.device("cpu")
 
@@ -166,13 +153,6 @@ def test_the_output_is_one_dense_layer_on_the_first_hidden_state() -> None:
     hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
     expected_BC = hidden_BLH[:, 0] @ classifier.head.weight.T + classifier.head.bias
     torch.testing.assert_close(classifier(batch), expected_BC)
-
-
-def test_padding_changes_no_output() -> None:
-    classifier = model(2).eval()
-    together_BC = classifier(collate(FEATURES, [0, 1], 0, CPU))
-    alone_1C = classifier(collate(FEATURES, [0], 0, CPU))
-    torch.testing.assert_close(together_BC[:1], alone_1C, rtol=0, atol=1e-6)
 
 
 def test_hugging_faces_head_is_electras_classification_head() -> None:
@@ -212,17 +192,9 @@ def test_pearson_measures_linear_and_spearman_rank_correlation() -> None:
     )
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_a_constant_prediction_has_a_finite_score(name: str) -> None:
-    assert np.isfinite(score((name,), TARGET, np.zeros(10))[name])
-
-
-def test_a_constant_prediction_has_no_correlation() -> None:
-    assert score(("matthews", "pearson", "spearman"), TARGET, np.ones(10)) == {
-        "matthews": 0,
-        "pearson": 0,
-        "spearman": 0,
-    }
+def test_a_constant_prediction_has_its_accuracy_and_no_correlation() -> None:
+    correlations = dict.fromkeys(("f1", "matthews", "pearson", "spearman"), 0)
+    assert score(METRICS, TARGET, np.zeros(10)) == {"accuracy": 0.5} | correlations
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_a_submission_has_the_eleven_files_required_by_gluebenchmark() -> None:
 
 @pytest.mark.parametrize(
     ("label", "task", "expected"),
-    [("neutral", "MNLI", 1.0), (1, "MNLI", 1.0), ("1", "CoLA", 1.0), (0, "RTE", 0.0), ("3.75", "STS-B", 0.75)],
+    [("neutral", "MNLI", 1.0), (1, "MNLI", 1.0), ("1", "CoLA", 1.0), (0, "RTE", 0.0)]
+    + [(score, "STS-B", 0.75) for score in ("3.75", 3.75)],
 )
 def test_a_label_is_glues_word_or_the_hubs_number(label: str | int, task: str, expected: float) -> None:
     assert parse_label(label, TASKS[task]) == expected
