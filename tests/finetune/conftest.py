@@ -1,9 +1,7 @@
 """Small models, tokenizers and tasks in the official layouts, made on the fly."""
 
+import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from finetune.config import FinetuneOptions, GlueConfig, GlueOptions, SquadConfi
 from finetune.glue import job as glue
 from finetune.presets import settings_for
 from finetune.running import run_list
-from finetune.running.records import RunIdentity, RunRecord
+from finetune.running.records import RunIdentity, RunRecord, read_records
 from finetune.squad import job as squad
 from finetune.tagging import job as tagging
 from pretrain.config import with_overrides
@@ -31,15 +29,16 @@ from pretrain.engine.checkpoint import EngineState, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.stored import Sampling
+from pretrain.model.encoder import ElectraEncoder
+from pretrain.model.sizes import EncoderConfig
 from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, write_run
 from pretrain.runs.models import build_model
-from tests.conftest import REPOSITORY, free_port
+from tests.conftest import REPOSITORY
 from tests.pretrain.runs.described import described
 from tests.warm import run
 
 FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
-LAUNCHER = Path(sys.executable).with_name("deepspeed")
 WORDS = [f"word{i}" for i in range(40)]
 SIGNAL = ("good", "bad")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -53,7 +52,7 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stock")
     vocabulary = [*SPECIAL, *SIGNAL, *WORDS, ".", ",", '"', "?"]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    tokenizer = BertTokenizerFast(vocab=str(folder / "vocab.txt"))
     config = ElectraConfig(
         vocab_size=len(vocabulary),
         embedding_size=16,
@@ -63,9 +62,7 @@ def stock_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=64,
         max_position_embeddings=32,
     )
-    torch.manual_seed(0)
-    ElectraForPreTraining(config).save_pretrained(folder)
-    return folder
+    return saved(folder, tokenizer, lambda: ElectraForPreTraining(config))
 
 
 def saved(folder: Path, tokenizer: Any, build: Callable[[], Any], seed: int = 0) -> Path:
@@ -114,13 +111,13 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("pretrained")
     text = (folder / "text.txt",)
     text[0].write_bytes((shared_data / "wiki" / "wikitext2-test.txt").read_bytes()[:250_000])
-    train_vocab(VocabularyOptions(input=text, output=folder / "vocab", size=2_000))
-    shards = BuildOptions(input=text, output=folder / "shards", vocab=str(folder / "vocab"), seq_length=64, workers=1)
-    build_shards(shards)
+    train_vocab(VocabularyOptions.from_values({"input": text, "output": folder / "vocab", "size": 2_000}))
+    build = {"input": text, "output": folder / "shards", "vocab": str(folder / "vocab"), "seq_length": 64, "workers": 1}
+    build_shards(BuildOptions.from_values(build))
     sizes = ("batch_size=16", "optim.steps=20", "optim.warmup_steps=2", "model.hidden_size=64", "model.heads=2")
     saves = ("checkpoint_every=10", "keep_checkpoints=2")
-    command = ["--preset", "tiny", "--data", shards.output, "--output", folder / "run", "--set", *sizes, *saves]
-    done = run("pretrain/run.py", *command)
+    given = ("--preset", "tiny", "--data", folder / "shards", "--output", folder / "run", "--set", *sizes, *saves)
+    done = run("pretrain/run.py", *given)
     assert done.returncode == 0, done.stdout + done.stderr
     export(ExportOptions(run=folder / "run", out=folder / "model"))
     return folder / "model"
@@ -169,58 +166,45 @@ def cola_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def squad_layout(questions: int, seed: int) -> dict[str, Any]:
-    """SQuAD-like JSON: paragraphs of 20 words with four questions of two words each, every fourth unanswerable."""
-    random = np.random.default_rng(seed)
+def squad_layout(version: str) -> dict[str, Any]:
+    """SQuAD-like JSON: paragraphs of 20 words with four questions each, in 2.0 every fourth unanswerable."""
+    random = np.random.default_rng(0)
     paragraphs = []
-    for first in range(0, questions, 4):
+    for first in range(0, 16, 4):
         words = [str(word) for word in random.choice(WORDS, size=20)]
         asked = []
-        for number in range(first, min(first + 4, questions)):
+        for number in range(first, first + 4):
             place = int(random.integers(18))
             start = len(" ".join([*words[:place], ""]))
             answer = {"text": " ".join(words[place : place + 2]), "answer_start": start}
             text = " ".join(random.choice(WORDS, size=2)) + " ?"
-            none = number % 4 == 3
+            none = version == "2.0" and number % 4 == 3
             entry = {"id": f"q{number}", "question": text, "answers": [] if none else [answer], "is_impossible": none}
             asked.append(entry)
         paragraphs.append({"context": " ".join(words), "qas": asked})
-    return {"version": "v2.0", "data": [{"title": "Words", "paragraphs": paragraphs}]}
+    return {"version": f"v{version}", "data": [{"title": "Words", "paragraphs": paragraphs}]}
 
 
 @pytest.fixture(scope="session")
 def squad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in SQuAD's layout whose 16 dev questions are also its training questions."""
+    """A folder in SQuAD's layout whose 16 dev questions are also its training questions, in both versions."""
     folder = tmp_path_factory.mktemp("squad")
-    for name in ("train-v2.0.json", "dev-v2.0.json"):
-        (folder / name).write_text(json.dumps(squad_layout(16, seed=0)))
+    for split, version in itertools.product(("train", "dev"), ("2.0", "1.1")):
+        (folder / f"{split}-v{version}.json").write_text(json.dumps(squad_layout(version)))
     return folder
 
 
-def launch(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs `deepspeed finetune/SCRIPT` on two ranks at a free port."""
-    port = str(free_port())
-    return subprocess.run(
-        [LAUNCHER, "--num_gpus", "2", "--master_port", port, f"finetune/{script}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}"},
-    )
-
-
-def run_queue(options: FinetuneOptions) -> int:
-    """Does the runs of a command in this process; returns its exit code."""
-    room: Any = {GlueOptions: glue, SquadOptions: squad, TaggingOptions: tagging}[type(options)]
-    return run_list.run_queue(options, room.load)
+def run_queue(kind: type[FinetuneOptions], output: Path, **options: Any) -> list[RunRecord]:
+    """Does the runs of a command in this process; returns all records of its output folder."""
+    room: Any = {GlueOptions: glue, SquadOptions: squad, TaggingOptions: tagging}[kind]
+    run_list.run_queue(kind.from_values(options | {"output": output}), room.load)
+    return read_records(output / "results.jsonl")
 
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
     """A finished CoLA run of a small model; `changes` set fields of any of its parts."""
     settings = settings_for(GlueConfig, "CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})
-    identity = {
+    identity: dict[str, Any] = {
         "task": "CoLA",
         "seed": 1,
         "model_sha256": "a" * 64,
@@ -230,7 +214,7 @@ def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
     }
     identity |= {name: changes.pop(name) for name in list(changes) if name in identity}
     scores = {"dev": {"matthews": score}}
-    fields = {
+    fields: dict[str, Any] = {
         "run": RunIdentity(**identity),
         "model": "runs/small/export",
         "model_size": "small",
@@ -250,13 +234,22 @@ def squad_record(score: float, **changes: Any) -> RunRecord:
     """A finished SQuAD 2.0 run whose scores are all `score`."""
     names = ("exact", "f1", "best_exact", "best_f1", "HasAns_exact", "HasAns_f1", "NoAns_f1")
     scores = {"dev": dict.fromkeys(names, score)}
-    given = {
+    given: dict[str, Any] = {
         "train_examples": 130_319,
         "settings": settings_for(SquadConfig, "SQuAD 2.0", 256, 512, {}),
         "last": scores,
         "best": scores,
     }
     return make_record(task="SQuAD 2.0", **(given | changes))
+
+
+def small_encoder(**sizes: Any) -> ElectraEncoder:
+    """An untrained encoder for 20 tokens, without dropout, always the same one."""
+    torch.manual_seed(0)
+    given = {"vocab_size": 20, "embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    given |= {"intermediate_size": 32, "max_position_embeddings": 16}
+    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    return ElectraEncoder(EncoderConfig(**given | dropout | sizes))
 
 
 def untrained_run(folder: Path, shards: Path, preset: str, objective: str, *overrides: str) -> Path:

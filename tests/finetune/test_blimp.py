@@ -1,6 +1,8 @@
 """Claims about `blimp.py`."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,9 @@ from finetune.blimp import BlimpOptions, main
 from tests.finetune.conftest import entry, untrained_run, write_pairs
 
 
-def test_models_are_tabulated_beside_untrained_ones(stock_model, tmp_path, capsys):
+def test_models_are_tabulated_beside_untrained_ones(
+    stock_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_pairs(tmp_path / "data", entry(), entry("word1 word2", "word2 bad ,", "semantics"))
     main(BlimpOptions(models=(str(stock_model),), data=data, random_weights=True, output=tmp_path / "out"))
     table = (tmp_path / "out" / "blimp.md").read_text()
@@ -24,7 +28,7 @@ def test_models_are_tabulated_beside_untrained_ones(stock_model, tmp_path, capsy
     assert json.loads((tmp_path / "out" / "blimp.json").read_text())["pairs"] == 2
 
 
-def test_a_run_and_its_untrained_twin_have_columns_of_their_own(shards_folder, tmp_path):
+def test_a_run_and_its_untrained_twin_have_columns_of_their_own(shards_folder: Path, tmp_path: Path) -> None:
     run, data = (
         untrained_run(tmp_path / "run", shards_folder, "tiny", "electra"),
         write_pairs(tmp_path / "data", entry()),
@@ -35,9 +39,9 @@ def test_a_run_and_its_untrained_twin_have_columns_of_their_own(shards_folder, t
     assert [*found] == labels
 
 
-def test_results_are_replaced_by_the_same_command_and_no_other(stock_model, tmp_path):
+def test_results_are_replaced_by_the_same_command_and_no_other(stock_model: Path, tmp_path: Path) -> None:
     data, output = write_pairs(tmp_path / "data", entry()), tmp_path / "out"
-    same = {"models": (str(stock_model),), "data": data, "output": output, "score": ("discriminator",)}
+    same: dict[str, Any] = {"models": (str(stock_model),), "data": data, "output": output, "score": ("discriminator",)}
     for _ in range(2):
         main(BlimpOptions(**same))
     kept = {path.name: path.read_bytes() for path in output.iterdir()}

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -48,16 +49,6 @@ def test_the_help_shows_the_defaults_filled_in_by_the_presets(
             assert wanted.search(shown[name]), (name, shown[name], default)
 
 
-def test_every_override_is_a_setting() -> None:
-    given = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
-    given |= {"head": "hf", "layer_decay": 0.9, "betas": (0.9, 0.98)}
-    by_option = {name: value for name, value in given.items() if name in GlueOptions.model_fields}
-    assert by_option.keys() == {"learning_rate", "epochs", "batch_size", "max_length", "head"}
-    by_set = tuple(f"{name}={json.dumps(given[name])}" for name in given.keys() - by_option.keys())
-    options = GlueOptions.from_values({"model": "out", "set": ("deepspeed.bf16.enabled=true", *by_set), **by_option})
-    assert GlueConfig(**options.overrides()).model_dump().items() >= given.items()
-
-
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", 0), ("epochs", 0), ("layer_decay", 1.5), ("dropout", 1)])
 def test_a_setting_out_of_range_is_refused(name: str, value: float) -> None:
     good = {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "weight_decay": 0.1, "max_length": 16}
@@ -72,9 +63,22 @@ def test_a_seed_outside_63_bits_is_refused(seed: str) -> None:
     assert parse_options(GlueOptions, "", ["--model", "out", "--seeds", str(2**63 - 1)]).seeds == (2**63 - 1,)
 
 
-def test_overrides_of_squad_are_settings_too() -> None:
-    given = {"stride": 64, "max_question": 32, "head": "xlnet", "epochs": 2}
-    options = SquadOptions.from_values({"model": "out", "version": "1.1", "set": ("dropout=0",), **given})
-    given |= {"dropout": 0}
-    assert options.overrides() == given
-    assert given.keys() <= SquadConfig.model_fields.keys()
+@pytest.mark.parametrize(
+    ("options", "task", "by_option", "by_set"),
+    [
+        (
+            GlueOptions,
+            "CoLA",
+            {"learning_rate": 1e-3, "epochs": 1, "batch_size": 4, "max_length": 16, "head": "hf"},
+            {"weight_decay": 0.1, "layer_decay": 0.9, "betas": (0.9, 0.98)},
+        ),
+        (SquadOptions, "SQuAD 1.1", {"stride": 64, "max_question": 32, "head": "xlnet", "epochs": 2}, {"dropout": 0}),
+    ],
+)
+def test_every_override_is_a_setting(
+    options: type[FinetuneOptions], task: str, by_option: dict[str, Any], by_set: dict[str, Any]
+) -> None:
+    given = ("deepspeed.bf16.enabled=true", *(f"{name}={json.dumps(value)}" for name, value in by_set.items()))
+    found = options.from_values({"model": "out", "set": given, **by_option}).overrides()
+    settings = settings_for(options.settings_class, task, 256, 512, found)
+    assert settings.model_dump().items() >= (by_option | by_set).items()

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from finetune.scoring import Scorer
 from tests.finetune.conftest import entry, write_pairs
 
 
-def test_a_tie_counts_half_in_every_group(stock_model, tmp_path):
+def test_a_tie_counts_half_in_every_group(stock_model: Path, tmp_path: Path) -> None:
     entries = [entry("word1", "Word1", "syntax/semantics"), entry("word2", "word2", "syntax_semantics", "islands", "q")]
     data = write_pairs(tmp_path / "data", *entries)
     main(BlimpOptions(models=(str(stock_model),), data=data, output=tmp_path / "out"))
@@ -27,14 +28,16 @@ def test_a_tie_counts_half_in_every_group(stock_model, tmp_path):
         assert file["right"].tolist() == [[0.5, 0.5]]
 
 
-def test_a_mistake_in_a_later_model_is_refused_before_the_first_is_scored(stock_model, tmp_path, monkeypatch):
+def test_a_mistake_in_a_later_model_is_refused_before_the_first_is_scored(
+    stock_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Scorer, "scores", lambda *given: pytest.fail("scored"))
     data = write_pairs(tmp_path / "data", entry())
     with pytest.raises(ConfigError, match=r"model: .*typo has no config"):
         main(BlimpOptions(models=(str(stock_model), str(tmp_path / "typo")), data=data, output=tmp_path / "out"))
 
 
-def test_accuracy_of_a_group_is_that_of_its_pairs_alone_and_lies_in_its_interval():
+def test_accuracy_of_a_group_is_that_of_its_pairs_alone_and_lies_in_its_interval() -> None:
     random = np.random.default_rng(0)
     pairs = [Pair("", "", f"f{i % 2}", f"t{i % 3}", f"p{i % 6}") for i in range(600)]
     right = random.choice([0, 0.5, 1], size=600)
@@ -47,7 +50,7 @@ def test_accuracy_of_a_group_is_that_of_its_pairs_alone_and_lies_in_its_interval
             assert (value - low, high - value) == (pytest.approx(half, rel=0.25), pytest.approx(half, rel=0.25))
 
 
-def test_the_zip_and_its_files_hold_the_same_pairs(tmp_path):
+def test_the_zip_and_its_files_hold_the_same_pairs(tmp_path: Path) -> None:
     folder = write_pairs(tmp_path / "files", entry(), entry(term="islands"))
     plain = read_pairs(folder)
     (folder / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + (folder / "p.jsonl").read_bytes())
@@ -62,11 +65,11 @@ def test_the_zip_and_its_files_hold_the_same_pairs(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        *("{", "[]", '{"sentence_good": "a"}', "\xff", "[" * 100_000, json.dumps(entry(good=3))),
+        *("{", "[]", '{"sentence_good": "a"}', "\xff", "[" * 100_000, json.dumps(entry() | {"sentence_good": 3})),
         json.dumps(entry(good="\ud800")),
     ],
 )
-def test_a_malformed_line_is_refused(line, tmp_path):
+def test_a_malformed_line_is_refused(line: str, tmp_path: Path) -> None:
     folder = write_pairs(tmp_path, entry())
     with (folder / "p.jsonl").open("ab") as file:
         file.write(line.encode("latin-1") + b"\n")
@@ -75,14 +78,14 @@ def test_a_malformed_line_is_refused(line, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b""])
-def test_a_folder_without_pairs_is_refused(content, tmp_path):
+def test_a_folder_without_pairs_is_refused(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "p.jsonl").write_bytes(content)
     with pytest.raises(ConfigError, match=r"data: .* folder of BLiMP's \.jsonl files"):
         read_pairs(tmp_path)
 
 
-def zipped(place, value):
+def zipped(place: int, value: int) -> bytes:
     """BLiMP.zip whose flags (6) or compression method (8) are changed, in both of its headers."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
@@ -101,21 +104,21 @@ def zipped(place, value):
         (b"PK", "zip"),
     ],
 )
-def test_an_archive_that_cannot_be_read_is_named(content, problem, tmp_path):
+def test_an_archive_that_cannot_be_read_is_named(content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / "BLiMP.zip").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"data: .* cannot be read as BLiMP \(.*({problem}).*\); download it again"):
         read_pairs(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "BLiMP.zip"])
-def test_a_pipe_in_the_place_of_pairs_is_refused_by_name(name, tmp_path):
+def test_a_pipe_in_the_place_of_pairs_is_refused_by_name(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match=rf"data: .*{name} is a pipe, a socket or a device; give a file"):
         read_pairs(tmp_path)
 
 
 @pytest.mark.long
-def test_all_of_blimp_is_scored_in_its_groups(pretrained_model, shared_data, tmp_path):
+def test_all_of_blimp_is_scored_in_its_groups(pretrained_model: Path, shared_data: Path, tmp_path: Path) -> None:
     kinds: Any = ("discriminator", "generator", "likelihood")  # of a pair trained with HP_Loss
     data = shared_data / "blimp"
     main(BlimpOptions(models=(str(pretrained_model),), data=data, score=kinds, output=tmp_path))

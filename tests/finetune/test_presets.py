@@ -27,13 +27,10 @@ def test_a_small_model_gets_the_papers_small_settings() -> None:
     }
 
 
-def test_a_base_model_gets_a_point_of_the_papers_base_grid() -> None:
-    settings = settings_for(GlueConfig, "MNLI", hidden_size=768, max_positions=512, overrides={})
-    assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, 3)
-
-
-def test_rte_trains_for_more_epochs() -> None:
-    assert settings_for(GlueConfig, "RTE", hidden_size=768, max_positions=512, overrides={}).epochs == 10
+@pytest.mark.parametrize(("task", "epochs"), [("MNLI", 3), ("RTE", 10)])
+def test_a_base_model_gets_a_point_of_the_papers_base_grid_and_rte_more_epochs(task: str, epochs: int) -> None:
+    settings = settings_for(GlueConfig, task, hidden_size=768, max_positions=512, overrides={})
+    assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, epochs)
 
 
 def test_overrides_take_precedence() -> None:
@@ -66,8 +63,6 @@ def test_the_heads_have_the_sizes_of_their_sources() -> None:
 def test_squads_lengths_shrink_with_the_model() -> None:
     settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, {})
     assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
-    with pytest.raises(ConfigError, match="max_length: got 256, expected at most the model's 128"):
-        settings_for(SquadConfig, "SQuAD 2.0", 64, 128, {"max_length": 256})
 
 
 def test_a_question_leaves_room_for_its_paragraph() -> None:

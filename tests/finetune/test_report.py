@@ -89,18 +89,6 @@ def test_squad_has_its_own_table_beside_the_papers_rows() -> None:
     assert "†" in report(squad_record(0.7, train_examples=14_162))
 
 
-def test_cells_are_empty_if_a_dev_set_has_only_answerable_questions() -> None:
-    record = squad_record(0.7)
-    scores = {name: value for name, value in record.last["dev"].items() if not name.startswith("NoAns")}
-    bare = record.model_copy(update={"last": {"dev": scores}})
-    assert "| NoAns |" not in report(bare)
-    other = squad_record(0.6, model="other", model_sha256="c" * 64, data_sha256="d" * 64)
-    text = report(bare, other)
-    assert "| NoAns |" in text
-    assert line_of("runs/small/export", text).endswith("**70.0** (70.0–70.0; 1) | – |")
-    assert line_of("other", text).endswith("**60.0** (60.0–60.0; 1) |")
-
-
 def test_the_ablation_table_lists_models_with_both_of_its_scores() -> None:
     scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
     mnli = make_record(task="MNLI", train_examples=392_702, last=scores)
@@ -116,9 +104,6 @@ def test_the_ablation_table_lists_models_with_both_of_its_scores() -> None:
 
 def test_the_command_writes_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     append_record(tmp_path / "run" / "results.jsonl", make_record())
-    mnli = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
-    append_record(tmp_path / "run" / "results.jsonl", make_record(task="MNLI", last=mnli))
-    append_record(tmp_path / "run" / "results.jsonl", squad_record(0.7))
     output = tmp_path / "tables" / "glue.md"
     main(ReportOptions(runs=(tmp_path / "run",), output=output))
     assert "**50.0**" in output.read_text()

@@ -3,12 +3,10 @@
 import io
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from transformers import ElectraConfig, ElectraForMaskedLM
 
 from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
@@ -22,7 +20,7 @@ def test_each_word_has_the_sum_of_its_tokens_and_the_words_sum_to_the_sentence(
     stock_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
-    tokens = open_scorer(str(stock_model), ("discriminator",)).scores(TEXT.splitlines())
+    tokens = open_scorer(str(stock_model), ["discriminator"]).scores(TEXT.splitlines())
     main(ScoreOptions(model=str(stock_model), input=str(tmp_path / "text.txt"), score="discriminator"))
     header, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert header == ["sentence", "word", "log_likelihood", "surprisal"]
@@ -53,13 +51,10 @@ def test_an_empty_input_gives_no_words(stock_model: Path, tmp_path: Path, capsys
     assert capsys.readouterr().out == "sentence\tword\tlog_likelihood\tsurprisal\n"
 
 
-def test_a_masked_language_model_has_no_score_by_discriminator(stock_model: Path, tmp_path: Path) -> None:
-    generator = tmp_path / "generator"
-    shutil.copytree(stock_model, generator)
-    ElectraForMaskedLM(ElectraConfig.from_pretrained(stock_model)).save_pretrained(generator)
+def test_a_masked_language_model_has_no_score_by_discriminator(stock_generator: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     with pytest.raises(ConfigError, match=r"score: got discriminator, but .* is a masked language model"):
-        main(ScoreOptions(model=str(generator), input=str(tmp_path / "text.txt"), score="discriminator"))
+        main(ScoreOptions(model=str(stock_generator), input=str(tmp_path / "text.txt"), score="discriminator"))
 
 
 def test_a_missing_file_is_named(

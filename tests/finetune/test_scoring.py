@@ -41,7 +41,7 @@ def test_scores_of_a_stock_pair_equal_the_formula_on_hugging_faces_outputs(
     stock_model: Path, stock_generator: Path
 ) -> None:
     scorer = open_scorer(
-        str(stock_model), ("discriminator", "generator", "likelihood"), str(stock_generator), mask_share=M
+        str(stock_model), ["discriminator", "generator", "likelihood"], str(stock_generator), mask_share=M
     )
     tokenizer = AutoTokenizer.from_pretrained(stock_model)
     discriminator = ElectraForPreTraining.from_pretrained(stock_model)
@@ -64,7 +64,7 @@ def test_scores_of_a_stock_pair_equal_the_formula_on_hugging_faces_outputs(
 def test_scores_do_not_depend_on_batches_or_precision(
     stock_model: Path, stock_generator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer = open_scorer(str(stock_model), ("likelihood",), str(stock_generator), mask_share=M)
+    scorer = open_scorer(str(stock_model), ["likelihood"], str(stock_generator), mask_share=M)
     together = scorer.scores([*SENTENCES, "Word1  word2 GOOD", "word2 word1 good"])
     assert together["Word1  word2 GOOD"] is together["word1 word2 good"]  # equal tokens tie exactly
     monkeypatch.setattr("finetune.scoring.TOKENS_PER_BATCH", 1)
@@ -105,8 +105,8 @@ def test_the_cards_function_a_run_and_its_export_agree_and_follow_the_runs_own_s
 ) -> None:
     run, out = untrained_run(tmp_path / "run", shards_folder, preset, objective, *overrides), tmp_path / "out"
     export(ExportOptions(run=run, out=out))
-    exported = open_scorer(str(out), ("likelihood", "generator"))
-    found, of_run = exported.scores(ENGLISH), open_scorer(str(run), ("likelihood",)).scores(ENGLISH)
+    exported = open_scorer(str(out), ["likelihood", "generator"])
+    found, of_run = exported.scores(ENGLISH), open_scorer(str(run), ["likelihood"]).scores(ENGLISH)
     (snippet,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
     names: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def test_the_cards_function_a_run_and_its_export_agree_and_follow_the_runs_own_s
         by_card = names["log_likelihood"](sentence).item()
         assert by_card == pytest.approx(found[sentence]["likelihood"].sum(), abs=1e-4, rel=1e-5)
     (out / "generator" / SAMPLING_HEAD).unlink(missing_ok=True)
-    without = open_scorer(str(out), ("likelihood",)).scores(ENGLISH)
+    without = open_scorer(str(out), ["likelihood"]).scores(ENGLISH)
     same = [np.allclose(found[text]["likelihood"], without[text]["likelihood"], atol=0.01) for text in ENGLISH]
     assert all(same) if objective == "electra" else not any(same)
 
@@ -161,15 +161,15 @@ def test_a_missing_sampling_head_is_said(
 ) -> None:
     run, out = untrained_run(tmp_path / "run", shards_folder, "tiny", "hp_loss"), tmp_path / "out"
     export(ExportOptions(run=run, out=out))
-    open_scorer(str(out), ("likelihood",))
+    open_scorer(str(out), ["likelihood"])
     assert not capsys.readouterr().err
     (out / "generator" / SAMPLING_HEAD).unlink()
-    open_scorer(str(out), ("likelihood",))
+    open_scorer(str(out), ["likelihood"])
     assert re.search(r"trained with hp_loss, whose sampler \S+ does not hold: .* from p_G", capsys.readouterr().err)
 
 
 def test_a_masked_language_models_likelihood_is_its_own(stock_generator: Path) -> None:
-    scorer = open_scorer(str(stock_generator), ("generator", "likelihood"))
+    scorer = open_scorer(str(stock_generator), ["generator", "likelihood"])
     for scores in scorer.scores(SENTENCES).values():
         np.testing.assert_array_equal(scores["generator"], scores["likelihood"])
 
@@ -186,7 +186,7 @@ def test_a_bert_or_mpnet_gives_the_scores_of_hugging_faces(kind: str, stock_mode
     for parameter in theirs.parameters():  # biases away from 0
         torch.nn.init.normal_(parameter, std=0.3)
     theirs.save_pretrained(tmp_path)
-    for sentence, scores in open_scorer(str(tmp_path), ("generator",)).scores(SENTENCES).items():
+    for sentence, scores in open_scorer(str(tmp_path), ["generator"]).scores(SENTENCES).items():
         ids_BL = tokenizer(sentence, return_tensors="pt").input_ids
         for place, score in enumerate(scores["generator"], 1):
             masked_BL = ids_BL.index_fill(1, torch.tensor([place]), tokenizer.mask_token_id)
@@ -209,21 +209,21 @@ def test_the_generators_half_is_minicons_masked_score(stock_generator: Path, tmp
     """The peer (Misra 2022) masks one token at a time too; it needs Transformers 4 and, used so, no other package."""
     for needed in (("transformers==4.57.*", "wonderwords"), ("--no-deps", "minicons==0.3.39")):
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path, *needed], check=True)
-    arguments = [sys.executable, "-c", MINICONS, stock_generator, json.dumps(SENTENCES)]
+    arguments = [sys.executable, "-c", MINICONS, str(stock_generator), json.dumps(SENTENCES)]
     others = os.environ | {"PYTHONPATH": str(tmp_path)}
     theirs = json.loads(subprocess.run(arguments, check=True, capture_output=True, env=others, cwd=tmp_path).stdout)
-    scores = open_scorer(str(stock_generator), ("generator",)).scores(SENTENCES)
+    scores = open_scorer(str(stock_generator), ["generator"]).scores(SENTENCES)
     for sentence, expected in zip(SENTENCES, theirs, strict=True):
         np.testing.assert_allclose(scores[sentence]["generator"], expected, rtol=0, atol=1e-5)
 
 
 def test_the_share_of_masked_tokens_is_recorded_or_asked_for(stock_model: Path, stock_generator: Path) -> None:
     with pytest.raises(ConfigError, match=r"mask_share: .* does not record .*; add --mask_share"):
-        open_scorer(str(stock_model), ("likelihood",), str(stock_generator))
+        open_scorer(str(stock_model), ["likelihood"], str(stock_generator))
     with pytest.raises(ConfigError, match=r"score: got likelihood, but .* has no generator inside; add --generator"):
-        open_scorer(str(stock_model), ("likelihood",), mask_share=M)
+        open_scorer(str(stock_model), ["likelihood"], mask_share=M)
     with pytest.raises(ConfigError, match=r"generator: .* is not a masked language model with the vocabulary of"):
-        open_scorer(str(stock_model), ("likelihood",), str(stock_model), M)
+        open_scorer(str(stock_model), ["likelihood"], str(stock_model), M)
 
 
 def test_a_damaged_record_is_named(shards_folder: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_damaged_record_is_named(shards_folder: Path, tmp_path: Path) -> None:
     config["replacement_sampling"]["mask_share"] = 1.5
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"replacement_sampling.*mask_share: got 1.5"):
-        open_scorer(str(out), ("likelihood",))
+        open_scorer(str(out), ["likelihood"])
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(stock_model: Path, tmp_path: Path) -> None:
@@ -250,16 +250,16 @@ def test_a_tokenizer_that_does_not_fit_is_refused(stock_model: Path, tmp_path: P
         tokenizer.save_pretrained(folder)
         said = r"model: (the tokenizer in \S+ does not fit;|tokenizer in \S+ has \d+ pieces,) expected"
         with pytest.raises(ConfigError, match=said):
-            open_scorer(str(folder), ("discriminator",))
+            open_scorer(str(folder), ["discriminator"])
 
 
 def test_special_tokens_in_a_sentence_are_text(stock_model: Path) -> None:
-    scorer = open_scorer(str(stock_model), ("discriminator",))
+    scorer = open_scorer(str(stock_model), ["discriminator"])
     assert len(scorer.scores(["good [MASK] bad"])["good [MASK] bad"]["discriminator"]) > 3
 
 
 def test_a_sentence_beyond_the_positions_is_refused(stock_model: Path) -> None:
-    scorer = open_scorer(str(stock_model), ("discriminator",))
+    scorer = open_scorer(str(stock_model), ["discriminator"])
     with pytest.raises(ConfigError, match="has 42 tokens; expected at most 32"):
         scorer.scores([" ".join(["word1"] * 40)])
 
@@ -276,4 +276,4 @@ def test_a_fine_tuned_model_is_refused(stock_model: Path, tmp_path: Path) -> Non
     for folder in tmp_path.iterdir():
         AutoTokenizer.from_pretrained(stock_model).save_pretrained(folder)
         with pytest.raises(ConfigError, match="no pre-training head"):
-            open_scorer(str(folder), ("discriminator",))
+            open_scorer(str(folder), ["discriminator"])

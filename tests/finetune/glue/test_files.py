@@ -96,7 +96,7 @@ def test_every_task_is_read_in_its_official_layout_without_a_truncated_row(
 def test_extra_columns_in_the_dev_files_of_mnli_are_read(tmp_path: Path) -> None:
     header, row, expected = LAYOUTS["MNLI"]
     folder = write_splits(tmp_path, "MNLI", header, row)
-    columns = header.replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
+    columns = str(header).replace("label1", "label1\tlabel2\tlabel3\tlabel4\tlabel5")
     for split in ("dev_matched", "dev_mismatched"):
         write(folder / f"{split}.tsv", columns, row.replace("\tneutral\t", "\tneutral\tx\tx\tx\tx\t"))
     data = load_task(TASKS["MNLI"], str(tmp_path))
@@ -295,7 +295,7 @@ def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_example_has_glues_index_or_its_position() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"index": "7", "sentence": "a"},
         {"idx": 5, "sentence": "a"},
         {"id": "q", "sentence": "a"},

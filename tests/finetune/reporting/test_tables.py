@@ -1,5 +1,7 @@
 """finetune/reporting/tables.py: the details behind a report's medians."""
 
+from typing import Any
+
 import pytest
 
 from finetune.reporting.comparisons import differences
@@ -20,7 +22,7 @@ def test_the_best_setting_of_each_task_is_shown_with_the_varied_values() -> None
 
 def test_pairs_of_models_are_rows_and_scores_are_columns() -> None:
     scores = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.81}}
-    models = [{"model": name, "model_sha256": name * 64} for name in "abc"]
+    models: list[dict[str, Any]] = [{"model": name, "model_sha256": name * 64} for name in "abc"]
     records = [make_record(0.5, **model) for model in models]
     records += [make_record(task="MNLI", last=scores, **model) for model in models[:2]]
     lines = difference_lines(differences(make_rows(records), COLUMNS, []))
@@ -57,6 +59,7 @@ def test_the_average_is_the_papers_and_of_complete_rows_only() -> None:
     ]
     part = make_record(0.6, model="part", model_sha256="b" * 64)
     lines = {line.split(" | ")[0].strip("| *"): line for line in table_lines(TABLES[0], make_rows([*whole, part]))}
+    assert lines["part"].startswith("| part | – | – |")
     averages = {name: line.rstrip(" |").rpartition(" ")[2] for name, line in lines.items()}
     assert averages["model"] == "average" and averages["whole"] == "81.9" and averages["part"] == "–"
     paper = {name.removeprefix("paper, small: "): value for name, value in averages.items() if "paper" in name}

@@ -47,14 +47,14 @@ LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003)
 
 @pytest.mark.parametrize("pool", [1, 7, 1000])
 def test_an_epoch_has_each_example_once_and_all_batches_but_one_are_full(pool: int) -> None:
-    batches = epoch_batches(LENGTHS, 32, pool, seed=1, epoch=0)
+    batches = epoch_batches(LENGTHS.tolist(), 32, pool, seed=1, epoch=0)
     assert sorted(np.concatenate(batches)) == list(range(1003))
     assert sorted(map(len, batches)) == [1003 % 32, *[32] * 31]
 
 
 def padding(pool: int) -> float:
     """Fraction of positions that are padding."""
-    batches = epoch_batches(LENGTHS, 32, pool, seed=1, epoch=0)
+    batches = epoch_batches(LENGTHS.tolist(), 32, pool, seed=1, epoch=0)
     return 1 - LENGTHS.sum() / sum(len(batch) * LENGTHS[batch].max() for batch in batches)
 
 
@@ -66,7 +66,7 @@ def test_pools_reduce_padding() -> None:
 
 def test_the_order_depends_only_on_seed_and_epoch() -> None:
     first, again, other_epoch, other_seed = (
-        epoch_batches(LENGTHS, 32, 8, seed, epoch) for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
+        epoch_batches(LENGTHS.tolist(), 32, 8, seed, epoch) for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
     )
     assert all(map(np.array_equal, first, again))
     for other in (other_epoch, other_seed):
@@ -75,5 +75,5 @@ def test_the_order_depends_only_on_seed_and_epoch() -> None:
 
 
 def test_short_and_long_batches_are_mixed() -> None:
-    means = [LENGTHS[batch].mean() for batch in epoch_batches(LENGTHS, 32, 1000, seed=1, epoch=0)]
+    means = [LENGTHS[batch].mean() for batch in epoch_batches(LENGTHS.tolist(), 32, 1000, seed=1, epoch=0)]
     assert abs(np.corrcoef(means, range(len(means)))[0, 1]) < 0.5

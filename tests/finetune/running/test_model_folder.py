@@ -15,7 +15,6 @@ from tokenizers import normalizers
 
 from data_prep.tokens import SPECIAL_TOKENS, SubwordTokenizer, from_vocabulary
 from electra_sampler.foundation.config import ConfigError
-from electra_sampler.foundation.files import folder_sha256
 from electra_sampler.foundation.locks import Lock
 from finetune.config import GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.tasks import TASKS
@@ -25,27 +24,13 @@ from finetune.running.records import RunRecord, append_record, choose_records, r
 from finetune.running.run_list import keep_models
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
-from tests.finetune.conftest import FP32, launch, make_record, run_queue
-from tests.warm import run
+from tests.finetune.conftest import FP32, make_record, run_queue
+from tests.warm import outputs, run, two_ranks
 
 
 @pytest.fixture
 def copy(stock_model: Path, tmp_path: Path) -> Path:
     return shutil.copytree(stock_model, tmp_path / "model")
-
-
-def test_a_stock_hugging_face_folder_opens_with_its_tokenizer(stock_model: Path) -> None:
-    model = read_stored(stock_model)
-    assert (model.config.hidden_size, model.form.model_type) == (32, "electra")
-    assert model.load_tokenizer()("good word1 .").input_ids == [2, 5, 8, 47, 3]
-
-
-def test_the_fingerprint_depends_on_content_and_not_on_location(stock_model: Path, copy: Path) -> None:
-    before = folder_sha256(copy)
-    assert before == folder_sha256(stock_model)
-    weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert folder_sha256(copy) != before
 
 
 def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
@@ -93,22 +78,12 @@ def test_a_tokenizer_other_than_berts_gives_the_ids_of_the_shards(copy: Path) ->
     assert load_tokenizer(copy)(text).input_ids == [2, *expected, 3]
 
 
-def test_a_model_with_its_own_code_opens_without_asking_to_run_it(
-    pretrained_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "n")
-    assert "auto_map" in json.loads((pretrained_model / "config.json").read_text())
-    read_stored(pretrained_model).load_tokenizer()
-    assert not asked
-
-
 PYTHONS = [sys.executable, *filter(None, [os.environ.get("ELECTRA_SAMPLER_OTHER_PYTHON")])]
 with_every_transformers = pytest.mark.parametrize("python", PYTHONS, ids=["this", "other"][: len(PYTHONS)])
 
 Elsewhere = Callable[[str, str, Path, list], list]
-IN_FP32 = {"deepspeed_config": FP32}
-"""Exact to the last digits on every machine."""
+SHORT = {"epochs": 1, "batch_size": 8, "seeds": (1,), "deepspeed_config": FP32}
+"""In fp32, which is exact to the last digits on every machine."""
 
 CLASSIFIES = """
 from transformers import pipeline
@@ -158,11 +133,17 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
 
     def ask(python: str, program: str, model: Path, inputs: list) -> list:
         if python not in started:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             started[python] = subprocess.Popen(
-                [python, "-I", "-c", ASKED], cwd=folder, env=environment, text=True, **pipes
+                [python, "-I", "-c", ASKED],
+                cwd=folder,
+                env=environment,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
         process = started[python]
+        assert process.stdout is not None
         print(json.dumps([program, str(model.resolve()), inputs]), file=process.stdin, flush=True)
         said = []
         for line in process.stdout:
@@ -198,8 +179,8 @@ def test_a_pipeline_elsewhere_classifies_as_the_run_did(
     request: pytest.FixtureRequest,
 ) -> None:
     source = str(request.getfixturevalue(model))
-    given = {"model": source, "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path / "out"}
-    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 2, "batch_size": 8, "seeds": (1,), "head": head}))
+    given = {"model": source, "task": ("CoLA",), "data_dir": str(cola_folder), "head": head}
+    run_queue(GlueOptions, tmp_path / "out", **given | SHORT | {"epochs": 2})
     folder, answers = kept_model(tmp_path / "out")
     dev = json.loads((answers / "examples.json").read_text())["dev"]
     texts = [line.split("\t")[3] for line in (cola_folder / "CoLA" / "dev.tsv").read_text().splitlines()]
@@ -225,9 +206,8 @@ def test_a_pipeline_elsewhere_gives_a_regressions_score(
     rows = "".join(f"word{i} .\tword{i + i % 3} .\t{5 - i % 3}\n" for i in range(24))
     for name in ("train.tsv", "dev.tsv"):
         (data / name).write_text("sentence1\tsentence2\tscore\n" + rows)
-    given = {"model": str(stock_model), "task": ("STS-B",), "data_dir": str(data.parent), "output": tmp_path / "out"}
-    short = {"epochs": 1, "batch_size": 8, "seeds": (1,)}
-    run_queue(GlueOptions.from_values(given | IN_FP32 | short))
+    given = {"model": str(stock_model), "task": ("STS-B",), "data_dir": str(data.parent)}
+    run_queue(GlueOptions, tmp_path / "out", **given | SHORT)
     folder, answers = kept_model(tmp_path / "out")
     texts = [dict(zip(("text", "text_pair"), row.split("\t"), strict=False)) for row in rows.splitlines()]
     program = CLASSIFIES.replace("(text, truncation=True)[0]", "(text, truncation=True)")
@@ -247,8 +227,7 @@ def test_a_pipeline_elsewhere_tags_as_the_run_did(
     request: pytest.FixtureRequest,
 ) -> None:
     source = str(request.getfixturevalue(model))
-    given = {"model": source, "task": "NER", "data_dir": tagging_folder, "output": tmp_path / "out"}
-    run_queue(TaggingOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,)}))
+    run_queue(TaggingOptions, tmp_path / "out", model=source, task="NER", data_dir=tagging_folder, **SHORT)
     folder, answers = kept_model(tmp_path / "out")
     tokenizer = read_stored(folder).load_tokenizer()
     texts, expected = [], []
@@ -278,10 +257,8 @@ def test_the_class_elsewhere_answers_as_the_run_did(
     request: pytest.FixtureRequest,
 ) -> None:
     source = str(request.getfixturevalue(model))
-    given = {"model": source, "data_dir": squad_folder, "output": tmp_path / "out", "head": head}
-    run_queue(
-        SquadOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 8, "seeds": (1,), "max_question": 8}),
-    )
+    given = {"model": source, "data_dir": squad_folder, "head": head, "max_question": 8}
+    run_queue(SquadOptions, tmp_path / "out", **given | SHORT)
     folder, answers = kept_model(tmp_path / "out")
     (article,) = json.loads((squad_folder / "dev-v2.0.json").read_text())["data"]
     asked = [(entry["question"], part["context"]) for part in article["paragraphs"] for entry in part["qas"]]
@@ -359,9 +336,9 @@ MOMENTS = {
 }
 
 
-def keep(model: Path, data: Path, output: Path, **options: object) -> None:
-    given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data), "output": output, "seeds": (1, 2)}
-    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "batch_size": 64} | options))
+def keep(model: Path, data: Path, output: Path, **options: object) -> list[RunRecord]:
+    given = {"model": str(model), "task": ("CoLA",), "data_dir": str(data)} | SHORT
+    return run_queue(GlueOptions, output, **given | {"batch_size": 64, "seeds": (1, 2)} | options)
 
 
 @pytest.fixture(scope="module")
@@ -393,16 +370,17 @@ def test_all_keeps_every_seed_with_its_record_and_best_the_best(
 def test_a_run_killed_while_it_keeps_a_model_resumes_to_the_same_whole_folder(
     moment: str, undisturbed: Path, stock_model: Path, cola_folder: Path, tmp_path: Path
 ) -> None:
-    options = ["--task", "CoLA", "--data_dir", cola_folder, "--seeds", "1", "2", "--epochs", "1", "--batch_size", "64"]
-    options += ["--deepspeed_config", FP32]
+    in_fp32 = ("--deepspeed_config", FP32)
+    options = ("--task", "CoLA", "--data_dir", cola_folder, "--seeds", "1", "2", "--epochs", "1", "--batch_size", "64")
     program, output = tmp_path / "killed.py", tmp_path / "out"
     program.write_text(KILLED)
-    killed = run(program, "--model", stock_model, "--output", output, *options, env={"MOMENT": MOMENTS[moment]})
+    killed = run(
+        program, "--model", stock_model, "--output", output, *options, *in_fp32, env={"MOMENT": MOMENTS[moment]}
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    keep(stock_model, cola_folder, output)
+    assert len(keep(stock_model, cola_folder, output)) == 2
     (folder,) = (output / "finetuned").iterdir()
     assert not list((output / "candidates").iterdir())
-    assert len(read_records(output / "results.jsonl")) == 2
     whole = undisturbed / "finetuned" / folder.name
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.iterdir())
     ours, expected = (load_file(path / "model.safetensors") for path in (folder, whole))
@@ -415,8 +393,7 @@ def test_two_ranks_under_zero_3_keep_the_whole_model(
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path, "--task", "CoLA")
     short = ("--epochs", "1", "--batch_size", "64", "--seeds", "1", "--set", "deepspeed.zero_optimization.stage=3")
-    done = launch("run_glue.py", *paths, *short)
-    assert done.returncode == 0, done.stderr
+    outputs(two_ranks("finetune/run_glue.py", *paths, *short))
     (folder,) = (tmp_path / "finetuned").iterdir()
     sharded, whole = (
         load_file(path / "model.safetensors") for path in (folder, undisturbed / "finetuned" / folder.name)
@@ -431,7 +408,5 @@ def test_two_ranks_under_zero_3_keep_the_whole_model(
 
 
 def test_keep_none_writes_no_model(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
-    given = {"model": str(stock_model), "task": ("CoLA",), "data_dir": str(cola_folder), "output": tmp_path}
-    run_queue(GlueOptions.from_values(given | IN_FP32 | {"epochs": 1, "seeds": (1,), "keep": "none"}))
-    assert len(read_records(tmp_path / "results.jsonl")) == 1
+    assert len(keep(stock_model, cola_folder, tmp_path, keep="none")) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["locks", "predictions", "results.jsonl"]

@@ -7,7 +7,9 @@ import gc
 import json
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +20,19 @@ import torch.distributed as dist
 
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.ordering import key_of
-from finetune.config import FinetuneConfig, GlueConfig, GlueOptions, SquadOptions, TaggingOptions
+from finetune.config import FinetuneConfig, FinetuneOptions, GlueConfig, GlueOptions, SquadOptions, TaggingOptions
 from finetune.glue.files import load_task
 from finetune.glue.job import GlueJob, SequenceClassifier, make_job
 from finetune.glue.tasks import TASKS
 from finetune.running.job import collate, epoch_batches
-from finetune.running.records import read_records
 from finetune.running.train import Outcome, Run, Saving, Stopped, groups, layer_scale, train
 from pretrain.engine.optim import decays, learning_rate
 from pretrain.huggingface.folders import load_tokenizer
-from pretrain.huggingface.stored import read_stored, write
+from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import World, start_processes
-from pretrain.model.encoder import ElectraEncoder
-from pretrain.model.sizes import EncoderConfig
 from tests.conftest import REPOSITORY
 from tests.deepspeed_values import values_of
-from tests.finetune.conftest import SETTINGS, run_queue
+from tests.finetune.conftest import SETTINGS, run_queue, small_encoder
 from tests.pretrain.engine.checkpoints import flip_bit
 from tests.warm import outputs, two_ranks
 
@@ -172,26 +171,6 @@ def test_a_run_that_diverges_ends_and_is_flagged(
     assert np.isfinite(outcome.last["dev"]["matthews"])
 
 
-def test_a_model_with_relative_positions_trains_their_table(job: GlueJob, world: World, tmp_path: Path) -> None:
-    config = EncoderConfig(
-        vocab_size=60,
-        embedding_size=16,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-    )
-    encoder = ElectraEncoder(config)
-    before = encoder.encoder.relative_attention_bias.weight.detach().clone()
-    weights = {f"electra.{name}": weight for name, weight in encoder.state_dict().items()}
-    write(tmp_path / "ours", "ElectraForPreTraining", config, weights, {"pad": 0}, {})
-    run = Run(read_stored(tmp_path / "ours").encoder(), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
-    run.train_epoch(0)
-    after = run.engine.module.electra.encoder.relative_attention_bias.weight
-    assert 1e-5 < (after - before).abs().max() < 0.1
-
-
 def test_a_finished_run_deletes_its_model(stock_model: Path, job: GlueJob, world: World, tmp_path: Path) -> None:
     run = Run(read_stored(stock_model).encoder(), job, SETTINGS, SEED, deepspeed_file(tmp_path), world)
     run.train_epoch(0)
@@ -227,30 +206,19 @@ def never() -> bool:
     return False
 
 
-class Stop:
-    """Asks for a stop after so many batches."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self) -> bool:
-        self.left -= 1
-        return self.left == 0
+def stop_after(batches: int) -> Callable[[], bool]:
+    """Asks for a stop once, after so many batches."""
+    return chain(repeat(False, batches - 1), [True], repeat(False)).__next__
 
 
 class Killed(Exception):
     """Simulates a kill: code after it that would save does not run."""
 
 
-def kill_after(batches: int) -> Stop:
-    stop = Stop(batches)
-
-    def raise_at_the_end() -> bool:
-        if stop():
-            raise Killed
-        return False
-
-    return raise_at_the_end  # type: ignore[return-value]
+def killed_after(batches: int) -> Iterator[bool]:
+    """Asks for no stop, and is killed after so many batches."""
+    yield from repeat(False, batches - 1)
+    raise Killed
 
 
 def go_on(model: Path, job: GlueJob, world: World, folder: Path, keeper: Saving | None) -> Outcome:
@@ -268,7 +236,7 @@ def test_a_stopped_run_ends_bitwise_like_an_undisturbed_one(
     batches: int, whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
-        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", Stop(batches)))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", stop_after(batches)))
     assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{batches:08d}"]
     assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never)) == whole
 
@@ -277,7 +245,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(
     whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Killed):
-        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", kill_after(19), every=8))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", killed_after(19).__next__, every=8))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000016"]
     assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never)) == whole
 
@@ -286,7 +254,7 @@ def test_a_run_with_a_damaged_checkpoint_does_not_start_over(
     stock_model: Path, job: GlueJob, world: World, tmp_path: Path
 ) -> None:
     with pytest.raises(Stopped):
-        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", Stop(4)))
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", stop_after(4)))
     flip_bit(tmp_path / "run" / "step-00000004" / "state.json")
     with pytest.raises(ConfigError, match=r"checkpoints: none in .*run is intact: step-00000004 \(.*state\.json"):
         go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never))
@@ -318,7 +286,7 @@ def test_a_stop_request_to_one_rank_stops_all(stock_model: Path, cola_folder: Pa
 def stop_one_rank(model: str, data: str, folder: str) -> None:
     """Runs in each process of `test_a_stop_request_to_one_rank_stops_all`; the second rank is asked to stop."""
     world = start_processes()
-    keeper = Saving(Path(folder) / "run", Stop(4 if world.rank == 1 else -1))
+    keeper = Saving(Path(folder) / "run", stop_after(4) if world.rank == 1 else never)
     own = Path(folder) / f"rank{world.rank}"  # for its DeepSpeed file, which the other would read half-written
     own.mkdir()
     try:
@@ -335,15 +303,7 @@ DECAYED = FinetuneConfig(learning_rate=1e-3, epochs=1, batch_size=4, weight_deca
 
 
 def twelve_layers() -> SequenceClassifier:
-    config = EncoderConfig(
-        vocab_size=20,
-        embedding_size=4,
-        hidden_size=8,
-        num_hidden_layers=12,
-        num_attention_heads=2,
-        intermediate_size=8,
-    )
-    return SequenceClassifier(ElectraEncoder(config), 2)
+    return SequenceClassifier(small_encoder(num_hidden_layers=12), 2)
 
 
 @pytest.mark.parametrize(
@@ -380,25 +340,26 @@ def test_without_decay_every_layer_has_the_same_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "task", "data"),
+    ("command", "options", "data", "name"),
     [
-        (GlueOptions, ("CoLA",), "cola_folder"),
-        (SquadOptions, None, "squad_folder"),
-        (TaggingOptions, "NER", "tagging_folder"),
+        (GlueOptions, {"task": ("CoLA",)}, "cola_folder", "CoLA"),
+        (SquadOptions, {}, "squad_folder", "SQuAD 2.0"),
+        (SquadOptions, {"version": "1.1"}, "squad_folder", "SQuAD 1.1"),
+        (TaggingOptions, {"task": "NER"}, "tagging_folder", "NER"),
     ],
-    ids=["GLUE", "SQuAD", "tagging"],
 )
 def test_it_learns_every_kind_of_task(
-    modern_model: Path, options: type, task: object, data: str, request: pytest.FixtureRequest, tmp_path: Path
+    command: type[FinetuneOptions],
+    options: dict[str, Any],
+    data: str,
+    name: str,
+    modern_model: Path,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
-    given = {
-        "model": str(modern_model),
-        "data_dir": str(request.getfixturevalue(data)),
-        "output": tmp_path,
-        "seeds": (1,),
-    }
-    given |= {"epochs": 4, "batch_size": 8, "learning_rate": 1e-2, "keep": "none"} | ({"task": task} if task else {})
-    run_queue(options.from_values(given))
-    (record,) = read_records(tmp_path / "results.jsonl")
+    given = {"model": str(modern_model), "data_dir": str(request.getfixturevalue(data)), "seeds": (1,), "keep": "none"}
+    short = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-2}
+    (record,) = run_queue(command, tmp_path, **given | short | options)
+    assert record.run.task == name
     first, *_, last = record.train_losses
     assert first is not None and last is not None and last < first / 2

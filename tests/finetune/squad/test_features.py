@@ -18,7 +18,7 @@ from finetune.squad.features import (
     target,
     window_of_most_context,
 )
-from finetune.squad.files import VERSIONS, Answer, Question, SquadFile, load_squad, read_squad
+from finetune.squad.files import Answer, Question, SquadFile, read_squad
 from tests.data_prep.conftest import write_byte_level_bpe
 
 # Letters whose length changes when lower-cased or stripped of accents, scripts split into single pieces, odd marks.
@@ -111,9 +111,9 @@ def test_in_any_text_a_span_of_pieces_is_an_ordered_stretch_of_it(text: str, tok
         assert span[0] <= place <= span[1]
 
 
-def test_a_stretch_without_pieces_is_none(tokenizer: BertTokenizerFast) -> None:
-    (pieces,) = cut_into_pieces(["a \u200b b"], tokenizer)
-    assert pieces.covering(2, 3) is None
+def test_a_stretch_covers_no_neighbor_and_may_cover_nothing(tokenizer: BertTokenizerFast) -> None:
+    (pieces,) = cut_into_pieces(["a \u200b b.a"], tokenizer)
+    assert (pieces.covering(5, 6), pieces.covering(2, 3)) == ((2, 2), None)
 
 
 @given(size=st.integers(0, 60), capacity=st.integers(1, 20), stride=st.integers(1, 30))
@@ -180,26 +180,6 @@ def test_a_question_without_answer_is_unanswerable_in_every_window_and_dev_windo
 def test_an_empty_paragraph_still_has_a_window(tokenizer: BertTokenizerFast) -> None:
     made = make_windows(example(None, paragraph=" "), tokenizer, short(), training=False)
     assert [window.pieces for window in made.windows] == [range(0)]
-
-
-def test_real_answers_are_recovered_unless_they_end_inside_a_word(
-    real_tokenizer: BertTokenizerFast, shared_data: Path
-) -> None:
-    file = load_squad(VERSIONS["2.0"], shared_data / "squad" / "article_split").train
-    paragraphs = list(cut_into_pieces(file.paragraphs, real_tokenizer))
-    answered = [question for question in file.questions if question.answers][::10]
-    wrong = []
-    for question in answered:
-        answer, text = question.answers[0], file.paragraphs[question.paragraph]
-        pieces = paragraphs[question.paragraph]
-        begin, end = answer.start, answer.start + len(answer.text)
-        span = pieces.covering(begin, end)
-        assert span is not None
-        found = pieces.text(text, *span)
-        if found != answer.text:
-            wrong.append((answer.text, found))
-            assert answer.text.strip() in found
-    assert len(wrong) < 0.01 * len(answered)
 
 
 def test_targets_of_real_windows_are_their_answers(real_tokenizer: BertTokenizerFast, shared_data: Path) -> None:

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from finetune.presets import HEAD_KINDS
-from finetune.running.job import Batch, Features, collate
+from finetune.running.job import Features, collate
 from finetune.squad.head import PairScorer, QuestionAnswerer, SpanLogits, span_losses
-from pretrain.model.encoder import ElectraEncoder
-from pretrain.model.sizes import EncoderConfig
+from tests.finetune.conftest import small_encoder
 
 # [CLS] question [SEP] paragraph [SEP], padded to 9; the answers are "7 6", nothing, and "8".
 FEATURES = Features(
@@ -28,19 +27,7 @@ BATCH = collate(FEATURES, [0, 1, 2], 0, torch.device("cpu"))
 
 
 def model(kind: str, dropout: float = 0.0) -> QuestionAnswerer:
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=10,
-        embedding_size=8,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=0.0,
-    )
-    return QuestionAnswerer(ElectraEncoder(config), HEAD_KINDS[kind])
+    return QuestionAnswerer(small_encoder(hidden_dropout_prob=dropout), HEAD_KINDS[kind])
 
 
 def score_pair(scorer: PairScorer, first_H: Tensor, second_H: Tensor, kind: str) -> float:
@@ -54,8 +41,8 @@ def score_pair(scorer: PairScorer, first_H: Tensor, second_H: Tensor, kind: str)
     return float(scorer.logit.weight[0] @ mixed) + bias
 
 
-def states(answerer: QuestionAnswerer, batch: Batch = BATCH) -> Tensor:
-    return answerer.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
+def states(answerer: QuestionAnswerer) -> Tensor:
+    return answerer.electra(BATCH.input_ids_BL, BATCH.attention_mask_BL, BATCH.token_type_ids_BL)
 
 
 @pytest.mark.parametrize("kind", ["electra", "xlnet"])
@@ -118,14 +105,6 @@ def test_the_beam_is_limited_by_the_length(kind: str, beam: int) -> None:
     assert beams.end_BKK.shape == (3, min(beam, 9), min(beam, 9))
 
 
-def test_padding_changes_nothing() -> None:
-    answerer = model("electra").train()
-    alone, together = answerer(collate(FEATURES, [1], 0, torch.device("cpu"))), answerer(BATCH)
-    torch.testing.assert_close(together.start_BL[1:2, :5], alone.start_BL)
-    torch.testing.assert_close(together.end_BL[1:2, :5], alone.end_BL)
-    torch.testing.assert_close(together.unanswerable_B[1:2], alone.unanswerable_B)
-
-
 def test_the_loss_is_the_mean_of_start_and_end_and_half_of_answerability() -> None:
     logits = SpanLogits(torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 0.0]]), torch.tensor([0.7]))
     start = -math.log(math.e / (1 + math.e))
@@ -152,18 +131,8 @@ def test_only_xlnets_answerability_has_dropout_and_no_bias() -> None:
 
 
 def test_each_kind_is_initialized_as_in_its_source() -> None:
-    config = EncoderConfig(
-        vocab_size=10,
-        embedding_size=8,
-        hidden_size=256,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-    )
     for kind, expected in (("electra", math.sqrt(2 / (512 + 512))), ("xlnet", 0.02)):
-        torch.manual_seed(0)
-        end = QuestionAnswerer(ElectraEncoder(config), HEAD_KINDS[kind]).head.end
+        end = QuestionAnswerer(small_encoder(hidden_size=256), HEAD_KINDS[kind]).head.end
         matrix = torch.cat([end.first.weight, end.second.weight], dim=1)
         assert float(matrix.detach().std()) == pytest.approx(expected, rel=0.02)
         assert not end.second.bias.any()

@@ -22,12 +22,10 @@ from finetune.squad.metrics import evaluate, evaluate_squad1
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import World, start_processes
-from pretrain.model.encoder import ElectraEncoder
-from pretrain.model.sizes import EncoderConfig
-from tests.conftest import REPOSITORY
+from pretrain.model.encoder import Encoder
 from tests.deepspeed_values import values_of
+from tests.finetune.conftest import FP32, small_encoder
 
-FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 BY_HEART = {"dropout": 0.0, "attention_dropout": 0.0, "layer_decay": 1.0, "batch_size": 16}
 
 
@@ -46,7 +44,7 @@ def small_job(model: Path, data: SquadData, version: str = "2.0", **changes: Any
     return make_job(VERSIONS[version], data, load_tokenizer(model), settings)
 
 
-def learn(job: SquadJob, encoder: ElectraEncoder, world: World) -> Run:
+def learn(job: SquadJob, encoder: Encoder, world: World) -> Run:
     """Trains all epochs without evaluations."""
     run = Run(encoder, job, job.settings, 1, FP32, world)
     for epoch in range(job.settings.epochs):
@@ -55,7 +53,7 @@ def learn(job: SquadJob, encoder: ElectraEncoder, world: World) -> Run:
     return run
 
 
-def encoder_of(stock_model: Path) -> ElectraEncoder:
+def encoder_of(stock_model: Path) -> Encoder:
     torch.manual_seed(0)
     return read_stored(stock_model).encoder(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
@@ -81,19 +79,9 @@ def test_a_tiny_model_memorizes_fifty_real_questions(shared_data: Path, world: W
     settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, BY_HEART | {"epochs": 60, "learning_rate": 1e-3})
     job = make_job(VERSIONS["2.0"], SquadData(few, few), tokenizer, settings)
     assert len(job.train.targets) > 2 * job.train_examples == 100  # several windows per question
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=len(tokenizer),
-        embedding_size=64,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=128,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    scores = job.evaluate(learn(job, ElectraEncoder(config), world).engine.module, world).metrics["dev"]
+    sizes = {"embedding_size": 64, "hidden_size": 64, "intermediate_size": 256, "max_position_embeddings": 128}
+    encoder = small_encoder(vocab_size=len(tokenizer), **sizes)
+    scores = job.evaluate(learn(job, encoder, world).engine.module, world).metrics["dev"]
     assert scores["exact"] > 0.9, scores
 
 
@@ -116,6 +104,11 @@ def test_scores_follow_from_the_saved_files(barely_trained: tuple[SquadJob, Run]
     at_best = evaluate(data.dev.questions, best, nulls, official["best_f1_thresh"])
     assert metrics["dev_best_threshold"]["HasAns_exact"] == at_best["HasAns_exact"] / 100
     assert metrics["dev_best_threshold"]["f1"] == pytest.approx(official["best_f1"] / 100)
+    examples = files["examples.json"]["dev"]
+    assert {name: np.mean(examples[name]) for name in ("exact", "f1")} == pytest.approx(
+        {name: metrics["dev"][name] for name in ("exact", "f1")}
+    )
+    assert examples["answerable"] == [bool(question.answers) for question in data.dev.questions]
     assert constant == (len(set(files["predictions.json"].values())) == 1)
     assert json.loads(json.dumps(files)) == files
 
@@ -160,14 +153,14 @@ def test_zero_3_learns_and_answers_the_same(
     torch.testing.assert_close(runs[1][1], runs[0][1], atol=1e-4, rtol=0)
 
 
-def test_squad_1_always_answers(stock_model: Path, data: SquadData, world: World) -> None:
-    answered = SquadFile(data.dev.paragraphs, [question for question in data.dev.questions if question.answers])
-    job = small_job(stock_model, SquadData(answered, answered), "1.1", epochs=1, learning_rate=1e-3)
+def test_squad_1_always_answers(stock_model: Path, squad_folder: Path, world: World) -> None:
+    answered = load_squad(VERSIONS["1.1"], squad_folder)
+    job = small_job(stock_model, answered, "1.1", epochs=1, learning_rate=1e-3)
     evaluation = job.evaluate(learn(job, encoder_of(stock_model), world).engine.module, world)
     assert evaluation.metrics.keys() == {"dev"}
     given = evaluation.files["predictions.json"]
-    assert evaluation.files["metrics.json"] == evaluate_squad1(answered.questions, given)
-    assert all(given[question.id] for question in answered.questions)
+    assert evaluation.files["metrics.json"] == evaluate_squad1(answered.dev.questions, given)
+    assert all(given[question.id] for question in answered.dev.questions)
 
 
 def test_a_diverged_model_still_has_scores(stock_model: Path, data: SquadData, world: World) -> None:

@@ -1,7 +1,6 @@
 """finetune/tagging/job.py: a loss per word, and scores that seqeval gives to the predictions that are written."""
 
 import itertools
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from finetune.presets import settings_for
 from finetune.reporting.comparisons import summed
 from finetune.running.job import IGNORED, Batch, collate
 from finetune.running.train import Run
-from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging, read_tagged
+from finetune.tagging.files import TASKS, Sentence, TaggingData, load_tagging
 from finetune.tagging.job import (
-    SPECIAL_TOKENS,
     TaggingJob,
     TokenClassifier,
     count_matches,
@@ -30,14 +28,13 @@ from finetune.tagging.job import (
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
-from tests.conftest import REPOSITORY
+from tests.finetune.conftest import FP32
 
 SETTINGS = settings_for(TaggingConfig, "NER", 32, 32, {"batch_size": 8, "max_length": 8})
-CONFIG = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 
 
 def make_run(stock_model: Path, job: TaggingJob) -> Run:
-    made = Run(read_stored(stock_model).encoder(), job, SETTINGS, 1, CONFIG, start_processes())
+    made = Run(read_stored(stock_model).encoder(), job, SETTINGS, 1, FP32, start_processes())
     made.engine.module.eval()
     return made
 
@@ -55,23 +52,15 @@ def test_the_losses_of_all_features_have_the_mean_of_the_loss_per_word(stock_mod
     torch.testing.assert_close(job.losses(logits_BLC, batch).mean(), expected)
 
 
-def test_padding_changes_no_loss(stock_model: Path) -> None:
-    sentences = [Sentence(("good",), ("B-loc",)), Sentence(("bad", "good", "bad", "bad"), ("O", "B-loc", "O", "O"))]
-    job = make_job(TASKS["NER"], TaggingData(sentences, sentences, []), load_tokenizer(stock_model), SETTINGS)
-    module = make_run(stock_model, job).engine.module
-    batches = [collate(job.train, chosen, 0, torch.device("cpu")) for chosen in ([0], [1], [0, 1])]
-    with torch.no_grad():
-        first, second, both = (job.losses(module(batch), batch) for batch in batches)
-    torch.testing.assert_close(both, torch.cat([first, second]))
-
-
 def test_the_scores_are_seqevals_of_the_written_predictions_which_hold_every_word(
     stock_model: Path, tagging_folder: Path
 ) -> None:
     data = load_tagging(TASKS["NER"], tagging_folder, test=True)
     job = make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
     engine = make_run(stock_model, job).engine
-    torch.nn.init.normal_(engine.module.head.weight, generator=torch.manual_seed(0))  # some of each label
+    torch.nn.init.normal_(
+        engine.module.get_parameter("head.weight"), generator=torch.manual_seed(0)
+    )  # some of each label
     (path,) = data.test_answers()
     for found, name, split, sentences in (
         (job.evaluate(engine.module, engine.world), "dev.conll", "dev", data.dev),
@@ -101,7 +90,7 @@ def test_a_model_that_gives_every_word_one_label_has_collapsed(stock_model: Path
     data = load_tagging(TASKS["NER"], tagging_folder)
     job = make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
     engine = make_run(stock_model, job).engine
-    torch.nn.init.zeros_(engine.module.head.weight)
+    torch.nn.init.zeros_(engine.module.get_parameter("head.weight"))
     assert job.evaluate(engine.module, engine.world).constant
 
 
@@ -129,15 +118,6 @@ def test_a_long_sentence_is_cut_between_words_and_a_longer_word_keeps_its_first_
     assert [row[row != IGNORED].tolist() for row in tagged.features.targets] == [[0, 1], [0], [1], [0]]
 
 
-def test_a_word_without_pieces_is_counted_and_gets_the_label_given_for_it(tokenizer: Any) -> None:
-    sentences = [Sentence(("\u200d", "good", "\x07"), ("A", "B", "A")), Sentence(("\u200d",), ("B",))]
-    tagged = tokenize_sentences(sentences, CLASSES, tokenizer, 16)
-    assert tagged.words_without_pieces == 3
-    assert len(tagged.features.targets) == 1  # nothing is left of the second
-    predicted = np.array([[0, 1, 0, 0]])
-    assert tagged.label_words(predicted, ("A", "B"), "other") == [["other", "B", "other"], ["other"]]
-
-
 def test_a_label_that_is_not_in_the_training_file_marks_its_word(tokenizer: Any) -> None:
     tagged = tokenize_sentences([Sentence(("good", "bad"), ("new", "B"))], CLASSES, tokenizer, 16)
     assert (tagged.features.targets[0] != IGNORED).tolist() == [False, True, True, False]
@@ -147,7 +127,8 @@ def test_every_word_is_scored_exactly_once_in_its_order_on_random_sentences(toke
     """Each class number is a word's own: what comes back is what went in, for any lengths and splits."""
     random = np.random.default_rng(0)
     for _ in range(50):
-        sentences, classes = [], {}
+        sentences: list[Sentence] = []
+        classes: dict[str, int] = {}
         for number in range(int(random.integers(1, 6))):
             words = [
                 "\u200d" if random.random() < 0.1 else "word1" + "," * int(random.integers(0, 9))
@@ -173,25 +154,6 @@ def test_parts_are_as_long_as_they_may_be() -> None:
     assert list(cut_sentence([2, 2, 1, 5, 9, 1], 5)) == [range(3), range(3, 4), range(4, 5), range(5, 6)]
     assert list(cut_sentence([9, 1], 5)) == [range(1), range(1, 2)], "a long word may be the first"
     assert list(cut_sentence([], 5)) == []
-
-
-def test_real_tweets_fit_the_length_and_lose_no_word(pretrained_model: Path, shared_data: Path, tmp_path: Path) -> None:
-    (tmp_path / "dev.conll").write_bytes(
-        lzma.decompress((shared_data / "ner" / "wnut17" / "dev.conll.xz").read_bytes())
-    )
-    sentences = read_tagged(tmp_path / "dev.conll", TASKS["NER"])
-    tokenizer = load_tokenizer(pretrained_model)
-    classes = {"O": 0}
-    tagged = tokenize_sentences(sentences, classes, tokenizer, 24)
-    assert len(tagged.features.targets) > len(sentences)
-    assert max(map(len, tagged.features.input_ids)) == 24
-    words = [word for sentence in sentences for word in sentence.words]
-    gone = set(range(len(words))) - set(tagged.places.tolist())
-    assert len(gone) == tagged.words_without_pieces
-    assert all(not tokenizer(words[place], add_special_tokens=False).input_ids for place in gone)
-    assert sum(len(ids) - SPECIAL_TOKENS for ids in tagged.features.input_ids) <= sum(
-        len(tokenizer(word, add_special_tokens=False).input_ids) for word in words
-    )
 
 
 def test_the_logits_are_those_of_electra_for_token_classification(stock_model: Path) -> None:

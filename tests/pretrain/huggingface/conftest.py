@@ -1,5 +1,6 @@
 """Shared by the tests of exports: a tokenizer to export, and a batch in Hugging Face's names."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from pretrain.method.electra import Electra
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.runs.models import initial_model
+
+assert_bitwise = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 @pytest.fixture
