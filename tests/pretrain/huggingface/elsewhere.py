@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class NotInstalled:
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.split(".")[0] in ("electra_sampler", "data_prep", "pretrain", "finetune"):
             raise ModuleNotFoundError(f"No module named {name!r}")
 

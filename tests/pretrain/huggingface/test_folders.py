@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, ElectraConfig, ElectraForPreTraining
 from electra_sampler.foundation.config import ConfigError
 from pretrain.huggingface.folders import load_tokenizer, read_weights
 from pretrain.huggingface.stored import read_stored, write
+from tests.pretrain.huggingface.conftest import assert_bitwise
 
 SIZES = {
     "vocab_size": 50,
@@ -34,8 +35,7 @@ def stock_folder(tmp_path: Path) -> Path:
 def test_a_stock_electra_loads_with_bitwise_equal_weights(stock_folder: Path) -> None:
     theirs = ElectraForPreTraining.from_pretrained(stock_folder).electra.state_dict()
     ours = read_stored(stock_folder).encoder().state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_bitwise(ours, theirs)
 
 
 def test_random_weights_keep_the_shape_and_changes_reach_the_configuration(stock_folder: Path) -> None:
@@ -54,8 +54,8 @@ def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder:
     write(tmp_path / "ours", "ElectraForPreTraining", config, weights, {"pad": 0}, {})
     loaded = read_stored(tmp_path / "ours").encoder()
     assert loaded.config == config
-    table = relative.encoder.relative_attention_bias.weight
-    assert torch.equal(loaded.encoder.relative_attention_bias.weight, table)
+    name = "encoder.relative_attention_bias.weight"
+    assert torch.equal(loaded.get_parameter(name), relative.get_parameter(name))
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_configuration_that_is_no_json_object_is_one_clear_error(
 def test_pickled_weights_are_read_only_without_safetensors_and_only_as_tensors(stock_folder: Path) -> None:
     weights, path = read_weights(stock_folder), stock_folder / "pytorch_model.bin"
     torch.save({name: weight + 1 for name, weight in weights.items()}, path)
-    assert all(torch.equal(weight, weights[name]) for name, weight in read_weights(stock_folder).items())
+    assert_bitwise(read_weights(stock_folder), weights)
     torch.save(weights, path)
     (stock_folder / "model.safetensors").unlink()
-    assert all(torch.equal(weight, weights[name]) for name, weight in read_weights(stock_folder).items())
+    assert_bitwise(read_weights(stock_folder), weights)
 
 
 class Stranger:
@@ -177,8 +177,7 @@ def test_position_ids_saved_by_old_versions_are_ignored(stock_folder: Path) -> N
     before = read_stored(stock_folder).encoder().state_dict()
     change_weights(stock_folder, electra__embeddings__position_ids=torch.arange(512)[None])
     after = read_stored(stock_folder).encoder().state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert_bitwise(after, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
@@ -202,7 +201,8 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(value: float, dtype: tor
 def test_weights_in_half_precision_are_loaded_exactly(stock_folder: Path) -> None:
     weight = torch.rand(16).bfloat16()
     change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
-    assert torch.equal(read_stored(stock_folder).encoder().embeddings.LayerNorm.weight, weight.float())
+    found = read_stored(stock_folder).encoder().get_parameter("embeddings.LayerNorm.weight")
+    assert torch.equal(found, weight.float())
 
 
 def test_weights_in_several_files_are_refused_with_a_remedy(stock_folder: Path) -> None:

@@ -14,7 +14,6 @@ import transformers
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
-    AutoModelForMaskedLM,
     AutoModelForTokenClassification,
     ElectraConfig,
     ElectraForMaskedLM,
@@ -25,7 +24,6 @@ from transformers import (
 
 from data_prep.manifest import load_manifest
 from electra_sampler.foundation.config import ConfigError
-from pretrain.data.batches import Batch
 from pretrain.huggingface import forms
 from pretrain.huggingface.export import export
 from pretrain.huggingface.folders import read_weights
@@ -33,7 +31,7 @@ from pretrain.huggingface.stored import read_stored
 from pretrain.method.electra import Electra
 from tests.conftest import needs
 from tests.pretrain.conftest import MODERN, VOCABULARY, new_model
-from tests.pretrain.huggingface.conftest import start
+from tests.pretrain.huggingface.conftest import assert_bitwise, start
 
 
 @pytest.fixture
@@ -49,41 +47,10 @@ def exported(modern: Electra, tokenizer: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_the_loaded_discriminator_gives_the_models_logits(modern: Electra, exported: Path, batch: Batch) -> None:
-    theirs, loading = AutoModelForTokenClassification.from_pretrained(exported, output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    visible = batch.attention_mask_BL
-    originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    ours = modern.discriminate(batch, originals_BK)[0][visible]
-    logits = theirs.eval()(batch.input_ids_BL, visible.long()).logits.squeeze(-1)[visible]
-    assert (logits - ours).abs().max().item() < 1e-5
-
-
-def test_the_loaded_generator_gives_the_models_logits(modern: Electra, exported: Path, batch: Batch) -> None:
-    """Although it is narrower than the word embeddings: both projections are in its tables."""
-    theirs, loading = AutoModelForMaskedLM.from_pretrained(exported / "generator", output_loading_info=True)
-    assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    visible = batch.attention_mask_BL
-    hidden = modern.generator(batch.input_ids_BL, visible, batch.token_type_ids_BL)
-    projected = modern.generator_predictions(hidden)
-    ours = modern.generator.embeddings.word_embeddings(projected, modern.generator_lm_head)[visible]
-    assert (theirs.eval()(batch.input_ids_BL, visible.long()).logits[visible] - ours).abs().max().item() < 1e-5
-
-
 def test_an_exported_encoder_loads_here_bit_for_bit(modern: Electra, exported: Path) -> None:
     loaded, ours = read_stored(exported).encoder(hidden_dropout_prob=0.0), modern.discriminator
     assert loaded.config == ours.config
-    assert all(torch.equal(weight, ours.state_dict()[name]) for name, weight in loaded.state_dict().items())
-
-
-@pytest.mark.parametrize("sharing", ["nes", "gdes"])
-def test_of_separate_embeddings_the_discriminators_are_exported(sharing: str, tokenizer: Path, tmp_path: Path) -> None:
-    model = new_model("electra", MODERN.model_copy(update={"embedding_sharing": sharing})).eval()
-    shared = model.generator.embeddings.word_embeddings.weight
-    own = torch.nn.init.normal_(model.discriminator.embeddings.word_embeddings.weight)
-    export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
-    table = read_stored(tmp_path / "out").encoder().embeddings.word_embeddings.weight
-    assert torch.equal(table, shared + own if sharing == "gdes" else own)
+    assert_bitwise(loaded.state_dict(), ours.state_dict())
 
 
 @pytest.fixture
@@ -104,8 +71,7 @@ def test_a_stock_pair_starts_a_run_bit_for_bit(stock: tuple[str, str], shards_fo
     for folder, out in zip(stock, (tmp_path / "out" / "generator", tmp_path / "out"), strict=True):
         before, after = read_weights(Path(folder)), read_weights(out)
         before.pop("decoder.weight", None)  # the word embeddings a second time
-        assert before.keys() == after.keys()
-        assert all(torch.equal(after[name], weight) for name, weight in before.items())
+        assert_bitwise(after, before)
 
 
 def test_a_masked_language_model_alone_starts_the_discriminator(
@@ -147,6 +113,7 @@ def test_an_exported_narrow_generator_starts_a_run_with_its_scores(
     again = start(shards_folder, (str(tmp_path / "out"),), preset="modern_tiny", objective="hp_dist", set=sizes)
     ids_BL = torch.randint(5, 300, (2, 20))
     found: list[list[torch.Tensor]] = []
+    model: Any
     for model in (first.eval(), again.eval()):
         words = model.generator.embeddings.word_embeddings
         hidden_BLH = model.generator(ids_BL, torch.ones_like(ids_BL), torch.zeros_like(ids_BL))
@@ -155,8 +122,8 @@ def test_an_exported_narrow_generator_starts_a_run_with_its_scores(
         found.append([d_BL, scores_BLV, words(model.sampler_transform(hidden_BLH), model.sampler_scores)])
     for before, after in zip(*found, strict=True):
         assert torch.allclose(before, after, rtol=1e-4, atol=1e-4 * before.abs().max().item())
-    words = [model.discriminator.embeddings.plain().word_embeddings.weight for model in (first, again)]
-    assert torch.equal(*words) if sharing != "gdes" else torch.allclose(*words, rtol=0, atol=1e-6)
+    one, other = (model.discriminator.embeddings.plain().word_embeddings.weight for model in (first, again))
+    assert torch.allclose(one, other, rtol=0, atol=1e-6 if sharing == "gdes" else 0)
 
 
 REFUSED = (
@@ -319,6 +286,7 @@ save_file({name: values.contiguous() for name, values in found.items()}, sys.arg
 def test_logits_and_loss_are_the_models_in_transformers_without_this_project(
     version: str, tokenizer: Path, tmp_path: Path
 ) -> None:
+    """Although the generator is narrower than the word embeddings: both projections are in its tables."""
     torch.manual_seed(0)
     model = new_model("hp_loss", MODERN.model_copy(update={"max_positions": 300})).eval()
     export(model, tokenizer, "# card\n", tmp_path / "out", 0.15)
