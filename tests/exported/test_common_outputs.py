@@ -102,13 +102,6 @@ def test_word_embeddings_may_come_in_the_place_of_ids(head: str) -> None:
 
 
 @every_head
-def test_explicit_positions_are_those_of_a_sequence_without_any(head: str) -> None:
-    model, given = new_model(head), inputs(head)
-    positions = torch.arange(LENGTH).expand(given["input_ids"].shape)
-    torch.testing.assert_close(model(**given, position_ids=positions)[0], model(**given)[0])
-
-
-@every_head
 def test_a_row_has_the_output_that_it_has_alone_and_without_its_padding(head: str) -> None:
     model, given = new_model(head), inputs(head)
     together = model(**given)[0]
@@ -125,7 +118,7 @@ def test_eager_attention_is_sdpa(head: str, dtype: torch.dtype) -> None:
         model = new_model(head, attn_implementation=attention).to(dtype)
         loss(model, head).backward()
         gradients.append([model(**inputs(head))[0], *(weight.grad for weight in model.parameters())])
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    tolerance: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
     scale = max(gradient.abs().max().item() for gradient in gradients[0])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one / scale, other / scale, **tolerance)
@@ -166,8 +159,13 @@ def test_gradient_checkpointing_changes_no_gradient(head: str, reentrant: bool) 
     assert not model.is_gradient_checkpointing
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert model.is_gradient_checkpointing
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         value = loss(model, head)
     assert not [tensor for tensor in kept if tensor.shape[-1:] == (TINY["intermediate_size"],)], (
         "a layer keeps its inside"

@@ -40,7 +40,7 @@ def test_the_runtimes_logits_are_the_models_at_every_batch_size_and_length(
     model, example = model_of(kind), inputs("ForPreTraining")
     if kind == "modern":
         del example["token_type_ids"]
-    free = {name: {0: "batch", 1: "length"} for name in example}
+    free: Any = {name: {0: "batch", 1: "length"} for name in example}
     torch.onnx.export(
         model,
         kwargs=example,
