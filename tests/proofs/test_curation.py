@@ -2,6 +2,8 @@
 
 import json
 import string
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from data_prep.build_shards import BuildOptions, main
 from data_prep.curation.curator import Curator
 from data_prep.curation.rules import SETS
-from data_prep.manifest import MANIFEST_NAME, RECORDS_NAME, load_manifest
+from data_prep.manifest import MANIFEST_NAME, RECORDS_NAME, Books, load_manifest
 from data_prep.output import CONTAMINATED_NAME
 from data_prep.tokens import SPECIAL_TOKENS
 from electra_sampler.foundation.config import ConfigError
@@ -21,7 +23,7 @@ STOP = "That is the end of it, and people have to be with it."
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory):
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of web pages in JSON lines, good and bad, and a vocabulary of letters."""
     folder = tmp_path_factory.mktemp("web")
     random = np.random.default_rng(0)
@@ -42,18 +44,18 @@ def web(tmp_path_factory):
     return folder
 
 
-def options_of(web, output, **changes):
+def options_of(web: Path, output: Path, **changes: Any) -> BuildOptions:
     fields = {"seq_length": 64, "held_out": 0.1, "shard_mb": 0.03, "workers": 1}
     return BuildOptions(input=(web / "text",), output=output, vocab=str(web / "vocab.txt"), **fields | changes)
 
 
-def built(web, output, **changes):
+def built(web: Path, output: Path, **changes: Any) -> Books:
     """Builds, and returns the manifest's books."""
     assert main(options_of(web, output, **changes)) == 0
     return load_manifest(output).books
 
 
-def test_filtered_builds_balance_and_have_the_same_bytes_for_one_and_two_workers(web, tmp_path):
+def test_filtered_builds_balance_and_have_the_same_bytes_for_one_and_two_workers(web: Path, tmp_path: Path) -> None:
     names = ("fineweb", "gopher", "c4")
     books = built(web, tmp_path / "one", filter=names)
     assert books.balances
@@ -68,7 +70,7 @@ def test_filtered_builds_balance_and_have_the_same_bytes_for_one_and_two_workers
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_the_filters_are_part_of_a_builds_identity_and_absent_from_others(web, tmp_path):
+def test_the_filters_are_part_of_a_builds_identity_and_absent_from_others(web: Path, tmp_path: Path) -> None:
     built(web, tmp_path / "out")
     for name in (MANIFEST_NAME, f"{RECORDS_NAME}/plan.json"):
         written = (tmp_path / "out" / name).read_bytes()
@@ -77,7 +79,7 @@ def test_the_filters_are_part_of_a_builds_identity_and_absent_from_others(web, t
         main(options_of(web, tmp_path / "out", filter=("gopher",)))
 
 
-def test_a_document_whose_lines_are_all_removed_is_counted_as_empty(web, tmp_path):
+def test_a_document_whose_lines_are_all_removed_is_counted_as_empty(web: Path, tmp_path: Path) -> None:
     rules = ("c4_terminal_punctuation", "c4_line_words")
     books = built(web, tmp_path / "out", filter=rules)
     assert books.documents.dropped == {"empty": 8}
@@ -85,7 +87,7 @@ def test_a_document_whose_lines_are_all_removed_is_counted_as_empty(web, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def evaluated(web, tmp_path_factory):
+def evaluated(web: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], str]:
     """A SQuAD-like set with paragraphs of two of the pages, and a TSV with one of a third."""
     folder = tmp_path_factory.mktemp("sets")
     pages = [json.loads(row)["text"] for path in sorted((web / "text").iterdir()) for row in path.open()]
@@ -97,7 +99,9 @@ def evaluated(web, tmp_path_factory):
     return (f"squad={folder}", f"{folder / 'rows.tsv'}:sentence"), " ".join(words[5:18]).lower().replace(".", "")
 
 
-def test_decontaminated_builds_balance_list_what_they_dropped_and_have_the_same_bytes(web, evaluated, tmp_path, capsys):
+def test_decontaminated_builds_balance_list_what_they_dropped_and_have_the_same_bytes(
+    web: Path, evaluated: tuple[tuple[str, ...], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given, ngram = evaluated
     books = built(web, tmp_path / "one", decontaminate=given)
     assert "decontamination: 2 sets, 4 texts, of which 1 have fewer than 13 words" in capsys.readouterr().out
@@ -123,7 +127,9 @@ def test_decontaminated_builds_balance_list_what_they_dropped_and_have_the_same_
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_a_build_with_other_evaluation_sets_or_n_is_refused(web, evaluated, tmp_path):
+def test_a_build_with_other_evaluation_sets_or_n_is_refused(
+    web: Path, evaluated: tuple[tuple[str, ...], str], tmp_path: Path
+) -> None:
     given, _ = evaluated
     built(web, tmp_path / "out", decontaminate=given)
     for changes, problem in (
@@ -138,7 +144,7 @@ def test_a_build_with_other_evaluation_sets_or_n_is_refused(web, evaluated, tmp_
             main(options_of(web, tmp_path / "out", **changes))
 
 
-def test_a_language_is_kept_by_whole_builds(web, tmp_path):
+def test_a_language_is_kept_by_whole_builds(web: Path, tmp_path: Path) -> None:
     pages = {
         "en": f"{STOP} " * 10,
         "de": "Das ist das Ende davon, und die Leute müssen damit leben. " * 10,
@@ -159,12 +165,12 @@ def test_a_language_is_kept_by_whole_builds(web, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_an_unknown_filter_is_one_line_that_names_the_nearest(web, tmp_path):
+def test_an_unknown_filter_is_one_line_that_names_the_nearest(web: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'c4_policy'"):
         options_of(web, tmp_path / "out", filter=("c4_polcy",))
 
 
-def real_documents(shared_data, number):
+def real_documents(shared_data: Path, number: int) -> list[str]:
     """Articles of Wikipedia, their lines stripped and without blank ones but between paragraphs."""
     text = "\n".join(lines_of(shared_data / "wiki" / "enwiki-AB-1.xz", 60_000))
     parts = [part.partition(">")[2].partition("</doc>")[0] for part in text.split("<doc ")[1 : number + 1]]
@@ -172,7 +178,9 @@ def real_documents(shared_data, number):
 
 
 @pytest.mark.long
-def test_documents_are_kept_as_by_datatrove_given_the_same_words(shared_data, monkeypatch):
+def test_documents_are_kept_as_by_datatrove_given_the_same_words(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Gopher's and FineWeb's rules agree exactly. C4's lines may also end with ’ or ' there, and with ” here."""
     filters = pytest.importorskip("datatrove.pipeline.filters", reason="needs datatrove and spacy")
     data = pytest.importorskip("datatrove.data")

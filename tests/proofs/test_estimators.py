@@ -5,6 +5,7 @@ At one masked position, q draws x', and the estimate of E_{p_G}[L_D] is p_G(x')/
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -99,16 +100,16 @@ def every_draw(model: Electra, masks: int) -> Output:
 def model(request: pytest.FixtureRequest, make_electra: Callable[..., Electra]) -> Electra:
     """A model with importance weights in float64; its p_S differs from p_G and is flat enough for the grid."""
     model = make_electra(name=request.param, importance_weighting=True).double().eval()
-    for parameter in (model.sampler_transform.LayerNorm.weight, model.sampler_scores.bias):
-        parameter.data.mul_(0.3)
+    for name in ("sampler_transform.LayerNorm.weight", "sampler_scores.bias"):
+        model.get_parameter(name).data.mul_(0.3)
     return model
 
 
 def masked_losses(output: Output, masks: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """L_D [rows, masks], weights p_G/q, and each row's probability under q and under p_G."""
-    log_q, log_p_G = output.detected.draw.log_q_BK, output.detected.draw.log_p_G_BK
-    loss = output.detected.discriminator_loss_BL[:, 1 : masks + 1]
-    return loss, output.detected.draw.log_ratio_BK.exp(), log_q.sum(-1).exp(), log_p_G.sum(-1).exp()
+    assert output.detected is not None
+    draw, loss = output.detected.draw, output.detected.discriminator_loss_BL[:, 1 : masks + 1]
+    return loss, draw.log_ratio_BK.exp(), draw.log_q_BK.sum(-1).exp(), draw.log_p_G_BK.sum(-1).exp()
 
 
 def test_the_models_weighted_loss_is_unbiased_with_one_mask(model: Electra) -> None:
@@ -134,6 +135,7 @@ def test_with_two_masks_the_bias_comes_only_from_the_other_masks_distribution(mo
     """E[w1 L1] - E_{p_G}[L1] = sum p_G(x1) (q(x2) - p_G(x2)) L1(x1, x2): it vanishes if L1 does not depend on x2."""
     output = every_draw(model, 2)
     loss, weight, q, p_G = masked_losses(output, 2)
+    assert output.detected is not None
     log_q, log_p_G = output.detected.draw.log_q_BK, output.detected.draw.log_p_G_BK
     for own, other in ((0, 1), (1, 0)):
         bias = (q * weight[:, own] * loss[:, own]).sum() - (p_G * loss[:, own]).sum()
@@ -161,8 +163,8 @@ def expected_gradient(
     """Largest component of the mean gradient over x' ~ q with respect to the logits of p_S."""
     logits = p_S.log().requires_grad_()
     log_p_S = logits.log_softmax(-1)
-    weights = Dense(log_p_S.detach().exp()).tempered(temperature).weights_XV
-    q = weights / weights.sum()
+    sampled: Any = Dense(log_p_S.detach().exp()).tempered(temperature)
+    q = normalized(sampled.weights_XV)
     if share:
         q = (1 - share) * q + share * p_G
     L_S = hp_dist_sampler_loss(log_p_S, (p_G / q).log(), loss)

@@ -1,6 +1,6 @@
 """Claims about extreme scores: draws, losses and gradients stay finite at the limits of half precision."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ class Given(NamedTuple):
         return Dense.softmax(self.scores_XV)
 
 
-SETTINGS: list[dict[str, object]] = [
+SETTINGS: list[dict[str, Any]] = [
     {"name": "electra"},
     {"name": "electra", "forbid_original": True},
     {"name": "hp_loss"},
@@ -54,7 +54,7 @@ SETTINGS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
 @pytest.mark.parametrize("gamma", [0.0, 1.0, "piecewise"])
-def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, object], gamma: float) -> None:
+def test_nothing_overflows_at_the_ends_of_fp16(setting: dict[str, Any], gamma: float) -> None:
     logits, z, d = rows(0), rows(1), rows(2)[..., 0].detach().requires_grad_()
     original = torch.randint(7, (1, ROWS), generator=torch.Generator().manual_seed(3))
     p, wide = Dense.softmax(full_precision(logits)), full_precision(z)

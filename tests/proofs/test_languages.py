@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ DECLARATION = (
     "Tất cả mọi người sinh ra đều được tự do và bình đẳng về nhân phẩm và quyền lợi.",
     "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα. ΣΟΦΌΣ",
 )
-SETTINGS = (
+SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"cased": True},
     {"keep_accents": True},
@@ -101,7 +102,7 @@ def reference_of(
     return ids
 
 
-def assert_same_ids(tokenizer: SubwordTokenizer, texts: list[str], **settings: object) -> None:
+def assert_same_ids(tokenizer: SubwordTokenizer, texts: list[str], **settings: Any) -> None:
     ids, lengths = tokenizer.encode(texts)
     expected = reference_of(tokenizer.tokens, **settings)(texts)
     assert lengths.tolist() == list(map(len, expected))
@@ -109,7 +110,7 @@ def assert_same_ids(tokenizer: SubwordTokenizer, texts: list[str], **settings: o
 
 
 @EVERY_SETTING
-def test_ids_are_hugging_faces_in_every_language(settings, shared_data):
+def test_ids_are_hugging_faces_in_every_language(settings: dict[str, Any], shared_data: Path) -> None:
     texts = [*DECLARATION * 3, *lines_of_languages(shared_data, 40)]
     tokenizer = tokenizer_of(texts, **settings)
     assert tokenizer.slow_because is None
@@ -119,7 +120,7 @@ def test_ids_are_hugging_faces_in_every_language(settings, shared_data):
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @EVERY_SETTING
-def test_ids_are_hugging_faces_on_all_text_and_every_character(settings, shared_data):
+def test_ids_are_hugging_faces_on_all_text_and_every_character(settings: dict[str, Any], shared_data: Path) -> None:
     texts = lines_of_languages(shared_data)
     tokenizer = tokenizer_of([*DECLARATION * 3, *texts[::50]], 8000, **settings)
     for first in range(0, len(texts), 10_000):
@@ -128,7 +129,9 @@ def test_ids_are_hugging_faces_on_all_text_and_every_character(settings, shared_
 
 
 @EVERY_SETTING
-def test_the_folder_gives_the_same_ids_in_transformers_and_in_fine_tuning(settings, tmp_path):
+def test_the_folder_gives_the_same_ids_in_transformers_and_in_fine_tuning(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     tokenizer = tokenizer_of(list(DECLARATION * 3), **settings)
     tokenizer.save(tmp_path)
     ElectraConfig().save_pretrained(tmp_path)
@@ -140,7 +143,7 @@ def test_the_folder_gives_the_same_ids_in_transformers_and_in_fine_tuning(settin
 
 
 @EVERY_SETTING
-def test_a_character_gives_a_piece_or_unk_unless_it_is_invisible_or_a_stripped_accent(settings):
+def test_a_character_gives_a_piece_or_unk_unless_it_is_invisible_or_a_stripped_accent(settings: dict[str, Any]) -> None:
     tokenizer = tokenizer_of(list(DECLARATION * 3), **settings)
     _, lengths = tokenizer.encode(list(map(chr, EVERY_CODE)))
     form = settings.get("unicode_form", "none")
@@ -154,7 +157,7 @@ def test_a_character_gives_a_piece_or_unk_unless_it_is_invisible_or_a_stripped_a
 
 
 @EVERY_SETTING
-def test_the_pieces_of_a_text_are_its_normalized_text(settings):
+def test_the_pieces_of_a_text_are_its_normalized_text(settings: dict[str, Any]) -> None:
     tokenizer = tokenizer_of(list(DECLARATION * 3), **settings)
     normalizer = VocabularyOptions.model_validate(settings).normalizer
     for text in DECLARATION:
@@ -190,18 +193,23 @@ def test_the_pieces_of_a_text_are_its_normalized_text(settings):
         ("น้ำ", {"keep_accents": True, "unicode_form": "nfc"}, "น้ำ"),
     ],
 )
-def test_the_words_of_a_language_are_these(text, settings, expected):
+def test_the_words_of_a_language_are_these(text: str, settings: dict[str, Any], expected: str) -> None:
     tokenizer = tokenizer_of([f"{text} abc"] * 3, 200, **settings)
     ids, _ = tokenizer.encode([text])
     assert [tokenizer.tokens[number] for number in ids] == expected.split()
 
 
-def test_a_cased_build_needs_no_option_but_its_vocabulary(tmp_path):
+def test_a_cased_build_needs_no_option_but_its_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "raw.txt").write_text("\n\n".join(DECLARATION * 20), encoding="utf-8")
-    options = {"input": (tmp_path / "raw.txt",), "output": tmp_path / "vocab", "size": 3000}
-    assert train(VocabularyOptions(**options, cased=True, unicode_form="nfc")) == 0
-    shards = {"output": tmp_path / "shards", "vocab": str(tmp_path / "vocab"), "seq_length": 64, "workers": 1}
-    assert build(BuildOptions(input=options["input"], sentences="marks", **shards)) == 0
+    options: dict[str, Any] = {"input": (tmp_path / "raw.txt",), "output": tmp_path / "vocab", "size": 3000}
+    assert train(VocabularyOptions.from_values(options | {"cased": True, "unicode_form": "nfc"})) == 0
+    shards: dict[str, Any] = {
+        "output": tmp_path / "shards",
+        "vocab": str(tmp_path / "vocab"),
+        "seq_length": 64,
+        "workers": 1,
+    }
+    assert build(BuildOptions.from_values(shards | {"input": options["input"], "sentences": "marks"})) == 0
     tokenizer = open_tokenizer(str(tmp_path / "vocab"))
     manifest = load_manifest(tmp_path / "shards")
     assert manifest.tokenizer_sha256 == tokenizer.sha256()
@@ -216,7 +224,7 @@ def coverage(encode: Callable[[list[str]], list[list[int]]], texts: list[str], u
     return len(ids) / sum(len(text.split()) for text in texts), ids.count(unknown) / len(ids)
 
 
-def assert_same_coverage(texts: list[str], size: int, **settings: bool) -> None:
+def assert_same_coverage(texts: list[str], size: int, **settings: Any) -> None:
     """Trains on four fifths of the lines, and compares on the others."""
     held_out = texts[::5]
     seen = [text for number, text in enumerate(texts) if number % 5]
@@ -236,7 +244,7 @@ def assert_same_coverage(texts: list[str], size: int, **settings: bool) -> None:
 
 
 @pytest.mark.parametrize("language", ["de", "hu"])
-def test_a_vocabulary_covers_as_much_as_hugging_faces(language, shared_data):
+def test_a_vocabulary_covers_as_much_as_hugging_faces(language: str, shared_data: Path) -> None:
     path = sorted((shared_data / "languages" / language).glob("*.xz"))[2]
     assert_same_coverage(lines_of(path, 800), 4000, cased=True)
 
@@ -245,7 +253,9 @@ def test_a_vocabulary_covers_as_much_as_hugging_faces(language, shared_data):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("settings", [{}, {"cased": True}, {"keep_accents": True}])
 @pytest.mark.parametrize("language", ["de", "hu", "tr"])
-def test_a_large_vocabulary_covers_as_much_as_hugging_faces(language, settings, shared_data):
+def test_a_large_vocabulary_covers_as_much_as_hugging_faces(
+    language: str, settings: dict[str, Any], shared_data: Path
+) -> None:
     paths = sorted((shared_data / "languages" / language).glob("*.xz"))
     lines = list(chain.from_iterable(map(lines_of, paths)))
     if language == "tr":

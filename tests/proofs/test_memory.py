@@ -73,7 +73,7 @@ def test_vocabulary_sized_tensors_are_created_and_held_no_more_often_than_needed
 @pytest.mark.parametrize("name", COUNTS)
 def test_asking_for_entropies_creates_and_holds_no_further_one(name: str, batch: Batch) -> None:
     times = ENTROPY_ROWS  # enough rows to be processed in parts
-    large = Batch(*(part.repeat(times, 1) if isinstance(part, Tensor) else part for part in batch))
+    large = Batch._make(part.repeat(times, 1) if isinstance(part, Tensor) else part for part in batch)
     with LargeTensors(large.masked_positions_BK.numel() * VOCABULARY) as watch:
         output = build(name)(large, entropies=True)
     assert (watch.made, watch.most, len(watch.still_alive())) == COUNTS[name][:3]

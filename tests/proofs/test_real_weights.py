@@ -8,6 +8,7 @@ import inspect
 import os
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,13 +102,14 @@ def test_without_dropout_fine_tuning_ends_with_a_plain_loops_weights(folder: Pat
     settings = settings_for(GlueConfig, "STS-B", 384, 512, chosen)
     data = load_task(TASKS["STS-B"], str(shared_data / "glue"))
     job = make_job(TASKS["STS-B"], TaskData(data.train[:64], data.dev), load_tokenizer(folder), settings)
-    stored, without = read_stored(folder), {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    without: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    stored = read_stored(folder)
     run = Run(stored.encoder(**without), job, settings, 1, FP32, start_processes())
     run.engine.module.double()
     run.engine.backend.start_adam()
     theirs = AutoModel.from_pretrained(folder, **without).double().train()
     head = torch.nn.Linear(theirs.config.hidden_size, 1).double()
-    head.load_state_dict(run.engine.module.head.state_dict())
+    head.load_state_dict(run.engine.module.get_submodule("head").state_dict())
 
     segments = torch.nn.Embedding(2, theirs.config.hidden_size).double()
     torch.nn.init.zeros_(segments.weight)
@@ -142,7 +144,7 @@ def test_without_dropout_fine_tuning_ends_with_a_plain_loops_weights(folder: Pat
     expected = stored.form.ours(theirs.state_dict(), "ElectraModel")
     differences = [
         (weight - expected[f"electra.{name}"]).abs().max().item()
-        for name, weight in run.engine.module.electra.named_parameters()
+        for name, weight in run.engine.module.get_submodule("electra").named_parameters()
         if "token_type_embeddings" not in name  # an MPNet has none
     ]
     assert max(differences) < 1e-7

@@ -170,7 +170,8 @@ def jobs() -> Iterator[tuple[str, Job, Tensor]]:
 def test_neither_fine_tuning_nor_its_predictions_use_an_operation_that_a_gpu_refuses(
     job: Job, target_B: Tensor
 ) -> None:
-    model = job.build(ElectraEncoder(SMALL_MODEL.model_copy(update={"dropout": 0.1}).discriminator(WORDS))).to(META)
+    sizes: Any = SMALL_MODEL.model_copy(update={"dropout": 0.1}).discriminator(WORDS)
+    model = job.build(ElectraEncoder(sizes)).to(META)
     ids_BL = torch.zeros(2, 12, dtype=torch.int64, device=META)
     batch = TaskBatch(ids_BL, ids_BL.bool(), ids_BL, target_B.to(META), torch.ones(2, device=META))
     with OnlyTheDevice():

@@ -137,7 +137,7 @@ def test_the_first_losses_are_those_of_the_trainer(stock_model: Path, cola_folde
     batches = epoch_batches(lengths, SETTINGS.batch_size, SETTINGS.length_pool, run.seed, 0)
 
     model = stock_classifier(stock_model, 0.0)
-    model.classifier.load_state_dict(run.engine.module.head.state_dict())
+    model.classifier.load_state_dict(run.engine.module.get_submodule("head").state_dict())
     reference = recorder(
         model, tokenizer, rows(job.train, np.concatenate(batches)), SETTINGS, tmp_path, keep_order=True
     )
