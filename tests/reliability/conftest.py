@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.pretrain.conftest import launch
-from tests.reliability.runs import Launch, alone, on_two_ranks
+from tests.pretrain.whole_runs import Launch
+from tests.reliability.runs import alone, on_two_ranks
 
 __all__ = ["launch"]
 

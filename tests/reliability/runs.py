@@ -10,9 +10,8 @@ from pathlib import Path
 
 from pretrain.engine.checkpoint import newest_valid
 from tests.conftest import free_port
-from tests.pretrain.whole_runs import losses, run_arguments
+from tests.pretrain.whole_runs import Launch, losses, run_arguments, wait_for_step
 
-Launch = Callable[..., subprocess.Popen[str]]
 STEPS, EVERY = 120, 20
 SCHEDULE = (f"optim.steps={STEPS}", f"checkpoint_every={EVERY}", "evaluate_every=60", "keep_checkpoints=9")
 
@@ -70,6 +69,15 @@ def supervised(launch: Launch, shards: Path, folder: Path, *options: str | Path,
     command = (deepspeed, "--num_gpus=2", f"--master_port={free_port()}")
     arguments = (*run_arguments(shards, folder, *SCHEDULE, *also), *options)
     return Heard(launch(0, "pretrain/supervise.py", "--max_restarts", "1", "--", *command, *arguments))
+
+
+def under_way(
+    start: Callable[..., Heard], launch: Launch, shards: Path, folder: Path, *options: str
+) -> tuple[Heard, float]:
+    """A started run that has done 30 steps, and the moment after."""
+    run = start(launch, shards, folder, *options)
+    wait_for_step(folder, 30)
+    return run, time.monotonic()
 
 
 def as_killed_after(step: int, whole: Path, folder: Path) -> Path:

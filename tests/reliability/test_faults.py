@@ -15,16 +15,16 @@ import pytest
 from pretrain.engine.checkpoint import newest_valid
 from pretrain.runs.log import read_metrics
 from tests.pretrain.conftest import fill, mounted
-from tests.pretrain.whole_runs import rank_of, read_complete, wait_for_step
+from tests.pretrain.whole_runs import Launch, rank_of, read_complete, wait_for_step
 from tests.reliability.runs import (
     EVERY,
     STEPS,
-    Launch,
     alone,
     assert_nothing_was_lost,
     on_two_ranks,
     supervised,
     tell,
+    under_way,
 )
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -37,9 +37,7 @@ def test_a_killed_rank_is_named_and_its_run_restarted(
     rank: int, whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    run = supervised(launch, shards_folder, folder)
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
+    run, moment = under_way(supervised, launch, shards_folder, folder)
     os.kill(rank_of(folder, rank), signal.SIGKILL)
     named = run.wait_for(f"supervise: rank {rank} on ", moment)
     restarted = run.wait_for("supervise: restart 1 of 1, from step-00000020", moment)
@@ -57,9 +55,7 @@ def test_ranks_whose_launcher_is_killed_save_and_are_restarted(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    run = supervised(launch, shards_folder, folder)
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
+    run, moment = under_way(supervised, launch, shards_folder, folder)
     os.kill(launcher_under(run.process.pid), signal.SIGKILL)
     detected = run.wait_for("its launcher has exited; saving and stopping", moment)
     saved = run.wait_for("saved ", moment)
@@ -81,9 +77,7 @@ def test_a_requested_stop_saves_and_the_same_command_resumes(
 ) -> None:
     folder = tmp_path / "run"
     start = supervised if how == "SIGTERM to the supervisor" else on_two_ranks
-    run = start(launch, shards_folder, folder)
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
+    run, moment = under_way(start, launch, shards_folder, folder)
     if how == "stop file":
         (folder / "stop").touch()
     else:
@@ -101,9 +95,7 @@ def test_a_frozen_rank_is_named_and_its_run_restarted(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    run = supervised(launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
+    run, moment = under_way(supervised, launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
     os.kill(rank_of(folder, 1), signal.SIGSTOP)
     detected = run.wait_for("not heard from", moment)
     restarted = run.wait_for("supervise: restart 1 of 1, from step-", moment)
@@ -129,9 +121,7 @@ def test_a_rank_in_an_endless_loop_ends_the_job_in_time_and_its_line_is_shown(
     (tmp_path / "sitecustomize.py").write_text(SPINNING)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
     folder = tmp_path / "run"
-    run = supervised(launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
+    run, moment = under_way(supervised, launch, shards_folder, folder, "--hang_timeout", str(HANG_TIMEOUT))
     os.kill(rank_of(folder, rank), signal.SIGUSR2)
     detected = run.wait_for(f"no progress for {HANG_TIMEOUT} s after", moment)
     restarted = run.wait_for("supervise: restart 1 of 1, from step-", moment)
@@ -211,9 +201,7 @@ def test_a_shard_truncated_during_a_run_ends_it_and_the_restored_shard_resumes_i
 ) -> None:
     """Reading beyond the end of a mapped file kills the process; the restart finds the shard too short."""
     shards, folder = shutil.copytree(shards_folder, tmp_path / "shards"), tmp_path / "run"
-    run = supervised(launch, shards, folder)
-    wait_for_step(folder, 30)
-    moment = time.monotonic()
+    run, moment = under_way(supervised, launch, shards, folder)
     for path in shards.glob("shard-*.bin"):
         os.truncate(path, 0)
     named = run.wait_for("supervise: rank ", moment)

@@ -9,16 +9,14 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pretrain.engine.checkpoint import newest_valid
 from tests.deepspeed_values import values_of
-from tests.pretrain.whole_runs import finished, losses, run_arguments
+from tests.pretrain.whole_runs import Launch, finished, losses, run_arguments
 
-Launch = Callable[..., subprocess.Popen[str]]
 SMALLEST = ("model.layers=2", "model.hidden_size=32", "model.intermediate_size=64", "model.generator_hidden_size=16")
 STEPS, KILLS, SEED = 32, 5, 0
 SCHEDULE = (

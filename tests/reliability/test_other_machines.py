@@ -10,7 +10,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -122,47 +121,35 @@ def test_data_is_built_without_dev_shm(tmp_path: Path) -> None:
     assert "no semaphores (/dev/shm)" in done.stdout and (tmp_path / "raw" / "numpy.txt").stat().st_size > 10**5
 
 
-WORDS = ["a", "the", "cat", "dog", "mat", "tree", "sat", "ran", "under", "on", ".", "and", "it", "was", "red"]
-TEXT = "\n\n".join(f"The {one} sat on the {other}. It {ran} on." for one, other, ran in product(WORDS[:7], repeat=3))
-TINY = "--preset tiny --data shards --output run --set optim.steps=2 optim.warmup_steps=1 batch_size=4"
-
-Environment = dict[str, str]
-
-
-def run(command: str, folder: Path, laptop: Environment) -> subprocess.CompletedProcess[str]:
+def run(command: str, folder: Path, laptop: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Runs `python SCRIPT ...` as on such a machine."""
     script, *arguments = command.split()
-    typed = [sys.executable, REPOSITORY / script, *arguments]
+    typed = [sys.executable, str(REPOSITORY / script), *arguments]
     return subprocess.run(typed, cwd=folder, env=laptop, capture_output=True, text=True, timeout=240)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, laptop: Environment) -> Path:
-    """Shards built on such a machine."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]) + "\n")
-    (folder / "text.txt").write_text(TEXT)
-    options = "--input text.txt --vocab vocab.txt --output shards --seq_length 16 --held_out 0.3"
-    done = run(f"data_prep/build_shards.py {options}", folder, laptop)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
 @pytest.mark.parametrize("package", ["deepspeed", "mpi4py", "megatron.core"])
-def test_such_a_machine_lacks_the_packages(package: str, laptop: Environment) -> None:
+def test_such_a_machine_lacks_the_packages(package: str, laptop: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {package}"], env=laptop, capture_output=True, text=True)
     assert f"No module named '{package.partition('.')[0]}'" in done.stderr
 
 
-def test_shards_are_verified_without_megatrons_reader(folder: Path, laptop: Environment) -> None:
-    done = run("data_prep/inspect_shards.py shards --verify", folder, laptop)
+def test_shards_are_built_and_verified_without_mpi_and_megatrons_reader(
+    shards_folder: Path, tmp_path: Path, laptop: dict[str, str]
+) -> None:
+    source = f"--input {shards_folder.parent}/raw --vocab {shards_folder.parent}/vocab"
+    built = run(f"data_prep/build_shards.py {source} --output shards --seq_length 32", tmp_path, laptop)
+    assert built.returncode == 0, built.stderr
+    done = run("data_prep/inspect_shards.py shards --verify", tmp_path, laptop)
     assert done.returncode == 0, done.stderr
     assert "megatron-core is not installed" in done.stdout and "no problem found" in done.stdout
 
 
-def test_a_job_that_needs_deepspeed_says_what_to_do_in_one_line(folder: Path, laptop: Environment) -> None:
-    bf16 = TINY.replace("output run", "output bf16 --deepspeed_config zero1_bf16")
-    done = run(f"pretrain/run.py {bf16}", folder, laptop)
+def test_a_job_that_needs_deepspeed_says_what_to_do_in_one_line(
+    shards_folder: Path, tmp_path: Path, laptop: dict[str, str]
+) -> None:
+    options = f"--preset tiny --data {shards_folder} --output bf16 --deepspeed_config zero1_bf16"
+    done = run(f"pretrain/run.py {options}", tmp_path, laptop)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert "No module named 'deepspeed'" in line

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,15 @@ from data_prep.tokens import open_tokenizer
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import file_sha256
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import EngineState, load, load_weights, save
+from pretrain.engine.checkpoint import load, load_weights, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
-from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.forms import MODEL_FILE
-from pretrain.huggingface.stored import SAMPLING_HEAD
-from pretrain.presets import PRESETS, with_objective
-from pretrain.runs.folder import CHECKPOINTS, RunDescription, write_run
-from pretrain.runs.models import build_model
+from pretrain.huggingface.stored import SAMPLING_HEAD, read_stored
+from pretrain.presets import PRESETS
+from pretrain.runs.folder import write_run
 from tests.conftest import REPOSITORY
+from tests.finetune.conftest import untrained_run
 from tests.pretrain.engine.checkpoints import sign, state_of
 from tests.pretrain.runs.described import described
 
@@ -104,26 +102,13 @@ def bind_tokenizer(shards: Path) -> None:
     save_manifest(manifest.model_copy(update={"tokenizer_files": names}), shards)
 
 
-def untouched_run(folder: Path, shards: Path, objective: str) -> RunDescription:
-    """A run folder with a checkpoint of the untrained model."""
-    description = described(with_objective(PRESETS["tiny"], objective), Shards(shards))
-    write_run(folder, description, {})
-    weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
-    save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
-    return description
-
-
 def files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
 
 
-def snippets(card: Path) -> Iterator[str]:
-    yield from re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
-
-
 def follow(card: Path, marker: Path) -> str:
     """Runs the model card's code in a new process; returns whether planted code ran, or else the output."""
-    (snippet,) = snippets(card)
+    (snippet,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", snippet],
         cwd=card.parent,
@@ -145,7 +130,7 @@ def test_code_planted_beside_a_tokenizer_is_neither_copied_nor_run(
     shutil.copytree(shards_folder, tmp_path / "shards")
     plant(tmp_path / "shards" / "tokenizer", marker)
     bind_tokenizer(tmp_path / "shards")
-    untouched_run(tmp_path / "run", tmp_path / "shards", objective)
+    untrained_run(tmp_path / "run", tmp_path / "shards", "tiny", objective)
     copied = files(tmp_path / "run" / "tokenizer")
     shutil.rmtree(tmp_path / "run" / "tokenizer")
     shutil.copytree(tmp_path / "shards" / "tokenizer", tmp_path / "run" / "tokenizer")
@@ -163,7 +148,7 @@ def test_code_planted_beside_a_tokenizer_is_neither_copied_nor_run(
 
 def test_planted_code_would_run_if_it_were_copied(shards_folder: Path, tmp_path: Path) -> None:
     """Otherwise the test above would prove nothing: the model card's code trusts code in the folder."""
-    untouched_run(tmp_path / "run", shards_folder, "hp_loss")
+    untrained_run(tmp_path / "run", shards_folder, "tiny", "hp_loss")
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     plant(tmp_path / "out", tmp_path / "it ran")
     assert follow(tmp_path / "out" / "README.md", tmp_path / "it ran") == "planted code ran"
@@ -177,13 +162,13 @@ def test_only_the_vocabulary_is_taken_from_a_vocabulary_folder(shards_folder: Pa
     assert "auto_map" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
 
 
-def test_fine_tuning_runs_no_code_named_by_its_model(shards_folder: Path, tmp_path: Path) -> None:
-    untouched_run(tmp_path / "run", shards_folder, "hp_loss")
+def test_fine_tuning_neither_runs_the_code_named_by_its_model_nor_asks_to(shards_folder: Path, tmp_path: Path) -> None:
+    untrained_run(tmp_path / "run", shards_folder, "tiny", "hp_loss")
     export(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
     config = (tmp_path / "out" / "config.json").read_text()
     plant(tmp_path / "out", tmp_path / "it ran")
     (tmp_path / "out" / "config.json").write_text(config)
-    assert load_tokenizer(tmp_path / "out")("the").input_ids[0] == 2
+    assert read_stored(tmp_path / "out").load_tokenizer()("the").input_ids[0] == 2
     assert not (tmp_path / "it ran").exists()
 
 

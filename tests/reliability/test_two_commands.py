@@ -12,9 +12,8 @@ import pytest
 
 from electra_sampler.foundation.locks import Lock, holder
 from pretrain.engine.checkpoint import newest_valid
-from tests.cluster.runs import wait_for
-from tests.pretrain.whole_runs import finished, losses, run_arguments, wait_for_step
-from tests.reliability.runs import Launch, assert_nothing_was_lost, on_two_ranks, supervised
+from tests.pretrain.whole_runs import Launch, finished, losses, run_arguments, wait_for_step
+from tests.reliability.runs import assert_nothing_was_lost, supervised, under_way
 
 SHORT = ("optim.steps=8", "evaluate_every=8")
 
@@ -112,29 +111,11 @@ def test_a_run_whose_folder_was_taken_by_another_process_writes_no_checkpoint_th
 
 
 @pytest.mark.long
-def test_of_two_simultaneous_jobs_of_two_ranks_one_is_refused_and_the_other_undisturbed(
-    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    folder = tmp_path / "run"
-    runs = [on_two_ranks(launch, shards_folder, folder) for _ in range(2)]
-    with held_still(folder):
-        wait_for(lambda: any(run.process.poll() is not None for run in runs))
-    trained, refused = sorted(runs, key=lambda run: run.process.wait(timeout=400))
-    output = refused.ended(2)
-    assert len(errors(output)) == 1 and "is in use by process" in output, output
-    assert "Traceback" not in output
-    trained.ended(0)
-    assert_nothing_was_lost(folder, whole)
-
-
-@pytest.mark.long
 def test_a_run_whose_supervisor_is_killed_saves_and_ends_and_the_same_command_resumes(
     whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
     folder = tmp_path / "run"
-    run = supervised(launch, shards_folder, folder)
-    wait_for_step(folder, 30)
-    killed = time.monotonic()
+    run, killed = under_way(supervised, launch, shards_folder, folder)
     run.process.kill()
     while holder(folder / "lock"):
         assert time.monotonic() < killed + 60, "it is still training"

@@ -12,9 +12,8 @@ from data_prep.build_shards import main as build_shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid
 from pretrain.engine.plain import MOMENTS
 from pretrain.runs.log import read_metrics
-from tests.pretrain.whole_runs import finished, losses, run_arguments, wait_for_step
+from tests.pretrain.whole_runs import Launch, finished, losses, run_arguments, wait_for_step
 from tests.reliability.phases_worker import STAGES
-from tests.reliability.runs import Launch
 
 pytestmark = pytest.mark.long
 
