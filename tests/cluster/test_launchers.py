@@ -97,7 +97,7 @@ def test_a_signal_has_the_documented_effect(row: Row, two_hosts: TwoHosts, slurm
         code = wait(process, SETTLED if row.code is None else PATIENCE)
         time.sleep(2)
         heard = sum("SIG" in path.read_text() for path in tmp_path.glob("rank-*"))
-        assert Row(*row[:3], heard, code, len(ranks(two_hosts))) == row
+        assert row._replace(heard=heard, code=code, left=len(ranks(two_hosts))) == row
     finally:
         (tmp_path / "stop").touch()
         time.sleep(2)
@@ -109,12 +109,12 @@ def test_a_signal_has_the_documented_effect(row: Row, two_hosts: TwoHosts, slurm
 
 
 def start(launch: str, hosts: TwoHosts, slurm: Slurm, folder: Path) -> subprocess.Popen[str]:
-    command = {
+    commands: dict[str, list[object]] = {
         ONE_HOST: deepspeed("--num_gpus=2"),
         PDSH: deepspeed("--hostfile", hosts.hostfile),
         SRUN: ["srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0", sys.executable],
-    }[launch]
-    process = hosts.start([*command, RANK, "--folder", folder], folder, **slurm.environment)
+    }
+    process = hosts.start([*commands[launch], RANK, "--folder", folder], folder, **slurm.environment)
     wait_for(lambda: len(list(folder.glob("rank-*"))) == 2)
     time.sleep(1)
     return process
@@ -241,7 +241,7 @@ def test_the_large_tasks_of_fine_tuning_have_several_array_elements_that_share_a
     script = REPOSITORY / "cluster/finetune.sbatch"
     (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "srun").chmod(0o755)
-    last = int(re.search(r"^#SBATCH --array=0-(\d+)$", script.read_text(), re.M)[1])
+    last = int(re.findall(r"^#SBATCH --array=0-(\d+)$", script.read_text(), re.M)[0])
     elements: dict[str, list[int]] = {}
     for element in range(last + 1):
         environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(element)}

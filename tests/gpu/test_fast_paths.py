@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_forward_and_backward_draw_the_same_dropout(where: Setting, dtype: torch
     was dropped has no gradient.
     """
     torch.manual_seed(0)
-    on = {"device": where.device, "dtype": dtype}
+    on: dict[str, Any] = {"device": where.device, "dtype": dtype}
     query, key, value = torch.randn(3, 2, 4, where.length, 64, **on).requires_grad_().unbind()
     visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
     output = ops.attention_bias(visible_BL, None, where.length, 64, dtype).attend(query, key, value, 0.5)
@@ -202,7 +203,8 @@ def test_attention_with_a_bias_and_padding_is_the_formulas(where: Setting, dtype
             hidden_XH = encoder(on.input_ids_BL, on.attention_mask_BL, on.token_type_ids_BL)[on.attention_mask_BL]
             loss = (hidden_XH * torch.linspace(-1, 1, hidden_XH.shape[-1]).to(hidden_XH)).mean()
             (loss * LOSS_SCALE).backward()
-        table = encoder.encoder.relative_attention_bias.weight.grad
+        table = encoder.get_parameter("encoder.relative_attention_bias.weight").grad
+        assert table is not None
         results.append((hidden_XH.detach().cpu(), table.cpu()))
     (ours, our_table), (expected, expected_table) = results
     limit = roundings(dtype) if dtype else 1e-9
