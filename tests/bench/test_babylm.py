@@ -39,7 +39,7 @@ def test_the_official_command_chooses_the_sentence_of_higher_likelihood(shards_f
     (data / "pairs.jsonl").write_text(
         "".join(json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in PAIRS)
     )
-    command = [sys.executable, REPOSITORY / "bench" / "babylm.py", CHECKOUT, run, "--data", data]
+    command = [sys.executable, str(REPOSITORY / "bench" / "babylm.py"), CHECKOUT, str(run), "--data", str(data)]
     subprocess.run(command, cwd=tmp_path, check=True)
     (found,) = tmp_path.glob("results/**/predictions.json")
     scores = open_scorer(str(run), ["likelihood"]).scores({sentence for pair in PAIRS for sentence in pair})

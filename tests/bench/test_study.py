@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from electra_sampler.foundation.locks import Lock
 from tests import warm
 from tests.conftest import REPOSITORY
 
-STUDY = {
+STUDY: dict[str, Any] = {
     "title": "A rehearsal",
     "preset": "tiny",
     "vocab_size": 300,

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_cells_of_other_text_are_refused(shards: Path, tmp_path: Path) -> None:
 
 
 def test_a_language_is_measured_by_its_far_pairs_over_all_checkpoints() -> None:
-    checkpoints = {
+    checkpoints: dict[str, Any] = {
         "1000": {
             "exact": {"distance from p": 0.1},
             "right": {"discriminator": [0, 1, 1, 1], "generator": [1, 1, 0, 0.5]},

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -28,7 +28,7 @@ def train(study: Study, row: Row, seed: int) -> str:
     return commands(study).training(row, seed).command
 
 
-def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides():
+def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides() -> None:
     study = read_study(REPOSITORY / "bench/studies/replication.json")
     plain = set()
     for row in study.rows:
@@ -50,7 +50,7 @@ def test_every_command_of_a_samplers_row_names_its_file() -> None:
     assert all(f" --objective {given}" in job.command for job in jobs)
 
 
-def test_the_commands_of_probes_and_evaluation_are_understood():
+def test_the_commands_of_probes_and_evaluation_are_understood() -> None:
     """The options are parsed by the scripts' own parsers."""
     probes = [{"task": task, "metric": "f1", "epochs": 2, "seeds": [1, 2]} for task in ("MNLI", "SQuAD", "POS")]
     study = Study.from_values(STUDY.model_dump() | {"probes": probes, "measures": ["BLiMP"]})
@@ -60,7 +60,7 @@ def test_the_commands_of_probes_and_evaluation_are_understood():
         "run_tagging.py": TaggingOptions,
         "evaluate.py": EvaluateOptions,
     }
-    found = {}
+    found: dict[str, Any] = {}
     for job in commands(study).cell(study.rows[1], 0):
         _, script, *arguments = shlex.split(job.command)
         if options := parsed.get(Path(script).name):
@@ -71,7 +71,7 @@ def test_the_commands_of_probes_and_evaluation_are_understood():
     assert [path.name for path in evaluation.runs] == ["better-row-seed0", "base-seed9"]
 
 
-def test_a_probe_with_other_settings_has_another_folder_also_after_they_are_changed_back():
+def test_a_probe_with_other_settings_has_another_folder_also_after_they_are_changed_back() -> None:
     """A folder never has records of other settings."""
     before = STUDY.probes[0]
     after = before.model_copy(update={"epochs": 9})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.study.cell import is_finished, language_numbers
-from bench.study.file import read_study
+from bench.study.file import Study, read_study
 from bench.study.report import write_report
 from bench.study.results import EXAMPLES, FILE_NAME, Results
 from electra_sampler.foundation.config import ConfigError
@@ -19,10 +19,14 @@ def write_cells(folder: Path, seeds: tuple[int, ...]) -> None:
     add_cells(folder, *((row, seed) for seed in seeds for row in ("base", "better row")))
 
 
+def report_of(folder: Path, study: Study = STUDY, *, keep: bool = True) -> str:
+    write_report(folder, study, keep=keep)
+    return (folder / "report.md").read_text()
+
+
 def test_the_report_of_a_whole_study_decides_its_predictions(tmp_path: Path) -> None:
     write_cells(tmp_path, STUDY.seeds)
-    write_report(tmp_path, STUDY)
-    report = (tmp_path / "report.md").read_text()
+    report = report_of(tmp_path)
     assert "10 of 10 cells" in report
     assert report.count("| holds |") == report.count("| refuted |") == report.count("| read the tables |") == 1
     assert "| better row | 4.000 | 0.01 | 0.0000 |" in report
@@ -37,35 +41,30 @@ def test_rows_that_a_prediction_compares_are_compared_in_every_measure(tmp_path:
     write_cells(tmp_path, (0, 1))
     cell, examples = make_cell("base", 0)
     add(tmp_path, cell.model_copy(update={"row": third}), examples, study)
-    write_report(tmp_path, study)
-    _, _, after = (tmp_path / "report.md").read_text().partition("## Effects: further rows of the predictions")
+    _, _, after = report_of(tmp_path, study).partition("## Effects: further rows of the predictions")
     rows = [line.split(" | ")[:2] for line in after.partition("##")[0].splitlines() if line.startswith("| ")][1:]
     assert rows == [["| third", "better row"]]
 
 
 def test_the_report_of_part_of_a_study_says_so(tmp_path: Path) -> None:
     write_cells(tmp_path, (0, 1))
-    write_report(tmp_path, STUDY)
-    report = (tmp_path / "report.md").read_text()
+    report = report_of(tmp_path)
     assert "4 of 10 cells" in report and "n=2" in report and "n=5" not in report
     assert "| holds |" not in report
 
 
 def test_the_report_of_no_cell_has_the_predictions(tmp_path: Path) -> None:
-    write_report(tmp_path, STUDY)
-    report = (tmp_path / "report.md").read_text()
+    report = report_of(tmp_path)
     assert "0 of 10 cells" in report and report.count("not run") == 2
     assert not (tmp_path / "report.png").exists()
 
 
 def test_the_report_says_which_cells_the_reference_of_another_machine_measured(tmp_path: Path) -> None:
     write_cells(tmp_path, (0, 1))
-    write_report(tmp_path, STUDY)
-    assert "## References" not in (tmp_path / "report.md").read_text()
+    assert "## References" not in report_of(tmp_path)
     cell, examples = make_cell("base", 2)
     add(tmp_path, cell.model_copy(update={"reference": "elsewhere"}), examples)
-    write_report(tmp_path, STUDY)
-    report = (tmp_path / "report.md").read_text()
+    report = report_of(tmp_path)
     assert "| base | 0, 1 | 2 |" in report and "| better row | 0, 1 |  |" in report
 
 
@@ -77,8 +76,7 @@ def test_the_report_on_the_language_has_its_numbers_and_the_intervals_of_its_agr
         cell, _ = make_cell(row, 0)
         cell = cell.model_copy(update={"numbers": numbers | {"MLM loss": 2.0, "unigram entropy": 6.0}})
         add(tmp_path, cell, columns, LANGUAGE)
-    write_report(tmp_path, LANGUAGE)
-    report = (tmp_path / "report.md").read_text()
+    report = report_of(tmp_path, LANGUAGE)
     assert "a given vocabulary" in report
     assert "| better row | base | +0 (+0 to +0), n=1 | +0 (+0 to +0), n=1 |" in report
     assert "| row | agreement, verb, 2 phrases |" in report
@@ -115,8 +113,7 @@ def test_a_committed_study_prints_every_measure_with_its_interval(name: str, tmp
     assert committed.stat().st_size < 170_000
     shutil.copy(committed, tmp_path)
     study = read_study(REPOSITORY / f"bench/studies/{name}.json")
-    write_report(tmp_path, study, keep=False)
-    report, whole = (tmp_path / "report.md").read_text(), len(study.rows) * len(study.seeds)
+    report, whole = report_of(tmp_path, study, keep=False), len(study.rows) * len(study.seeds)
     assert f"{whole} of {whole} cells" in report and "no examples" not in report and "not run" not in report
     assert (tmp_path / FILE_NAME).read_bytes() == committed.read_bytes()
 
@@ -176,8 +173,7 @@ def test_a_cell_without_a_probe_added_later_is_reported_but_not_finished(tmp_pat
     )
     cells = Results(tmp_path, STUDY).cells
     assert [key for key, found in cells.items() if not is_finished(found, STUDY)] == [("base", 4)]
-    write_report(tmp_path, STUDY)
-    report = (tmp_path / "report.md").read_text()
+    report = report_of(tmp_path)
     assert "10 of 10 cells" in report and "n=4" in report
     changed = STUDY.model_copy(update={"probes": (cola, squad.model_copy(update={"epochs": 2}))})
     with pytest.raises(ConfigError, match=r"results\.json was made with another probes"):

@@ -19,7 +19,7 @@ SMALL_THINGS = 0.02
 def traffic(*arguments: str) -> dict[str, tuple[float, float]]:
     """Bytes asked for and bytes sent by configuration, relative to the minimum."""
     deepspeed = Path(sys.executable).with_name("deepspeed")
-    command = (deepspeed, "--num_gpus=2", f"--master_port={free_port()}", "bench/traffic.py", *arguments)
+    command = (str(deepspeed), "--num_gpus=2", f"--master_port={free_port()}", "bench/traffic.py", *arguments)
     finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     lines = re.findall(r"^(\S+) .* asked .*\((\S+)\) .* sent .*\((\S+)\)$", finished.stdout, re.MULTILINE)
