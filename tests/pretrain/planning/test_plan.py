@@ -18,20 +18,22 @@ from pretrain.runs.folder import write_run
 from tests.pretrain.conftest import SAMPLERS, options
 
 
-def test_the_objective_sets_its_weights_and_overrides_take_precedence_over_both(
-    shards_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"objective": "hp_dist"}, ("hp_dist", 1.0, 1.0)),
+        ({"objective": "hp_dist", "set": ("objective.lambda1=3",)}, ("hp_dist", 3.0, 1.0)),
+        ({"row": "HP_Loss lambda1=10"}, ("hp_loss", 10.0, 0.0)),
+    ],
+)
+def test_an_objective_or_a_row_of_the_papers_tables_sets_its_weights_and_overrides_take_precedence(
+    given: dict[str, object], expected: tuple[str, float, float], shards_folder: Path, tmp_path: Path
 ) -> None:
-    plain = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.objective
-    assert (plain.name, plain.lambda1) == ("hp_dist", 1.0)
-    changed = make_plan(options(shards_folder, tmp_path, objective="hp_dist", set=("objective.lambda1=3",)))
-    assert changed.run.objective.lambda1 == 3.0
+    objective = make_plan(options(shards_folder, tmp_path, **given)).run.objective
+    assert (objective.name, objective.lambda1, objective.gamma) == expected
 
 
-def test_a_row_of_the_papers_tables_sets_the_objective_and_excludes_that_option(
-    shards_folder: Path, tmp_path: Path
-) -> None:
-    row = make_plan(options(shards_folder, tmp_path, row="HP_Loss lambda1=10")).run.objective
-    assert (row.name, row.lambda1, row.gamma) == ("hp_loss", 10.0, 0.0)
+def test_a_row_excludes_an_objective(shards_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="row: got 'ELECTRA' with --objective"):
         make_plan(options(shards_folder, tmp_path, row="ELECTRA", objective="electra"))
 
@@ -92,11 +94,6 @@ def test_a_plan_reads_no_file_twice(shards_folder: Path, tmp_path: Path, monkeyp
     assert sum(name.startswith("zero") for name in read) == 1
 
 
-def test_an_unknown_objective_is_refused_with_the_known_ones(shards_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^objective: got 'other', expected one of hp_loss, hp_dist, electra, mlm"):
-        make_plan(options(shards_folder, tmp_path, objective="other"))
-
-
 def test_the_batch_is_divided_among_the_launchers_processes(
     shards_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,10 +146,8 @@ def test_a_resume_keeps_the_runs_precision_unless_another_is_named(shards_folder
         again = make_plan(options(shards_folder, tmp_path))
         assert (again.here.file.path.stem, again.here.file.reason) == (file, "as the run was started")
         assert again.started is not None
-        assert (
-            make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32")).here.deepspeed.precision
-            == "fp32"
-        )
+        named = make_plan(options(shards_folder, tmp_path, deepspeed_config="zero1_fp32"))
+        assert named.here.deepspeed.precision == "fp32"
 
 
 def test_a_run_started_in_fp16_is_not_continued_without_a_gpu_and_the_line_says_how(
@@ -198,11 +193,14 @@ def test_every_key_of_set_is_listed_with_its_meaning_and_its_value_under_the_oth
         objective="hp_dist",
         set=("optim.lr=1e-4", "deepspeed.zero_optimization.stage=2"),
     )
-    assert shown["optim.lr"][0] == "0.0001"
-    assert shown["objective.lambda1"][0] == "1.0"
-    assert shown["objective.mixture"][0] == "0.0"
-    assert shown["deepspeed.zero_optimization.stage"][0] == "2"
-    assert shown["deepspeed.bf16.enabled"][0] == "true"
+    values = {
+        "optim.lr": "0.0001",
+        "objective.lambda1": "1.0",
+        "objective.mixture": "0.0",
+        "deepspeed.zero_optimization.stage": "2",
+        "deepspeed.bf16.enabled": "true",
+    }
+    assert {key: shown[key][0] for key in values} == values
     run = make_plan(options(shards_folder, tmp_path, objective="hp_dist")).run.model_dump()
     sections = {name: values for name, values in run.items() if isinstance(values, dict)}
     keys = {f"{section}.{key}" for section, values in sections.items() for key in values} | run.keys() - sections.keys()
@@ -217,20 +215,30 @@ def test_every_listed_key_is_accepted_by_set(objective: str) -> None:
     assert list_settings(RunOptions.from_values(given | {"set": own})) == list_settings(RunOptions.from_values(given))
 
 
-def test_sequences_longer_than_the_model_are_refused(shards_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.max_positions: got 16, but the sequences .* are 32 long"):
-        make_plan(options(shards_folder, tmp_path, set=("model.max_positions=16",)))
-
-
-def test_a_mask_larger_than_the_copies_of_one_shuffle_is_refused(shards_folder: Path, tmp_path: Path) -> None:
-    """The ten copies of these shards are a shuffle of six and one of four."""
-    assert make_plan(options(shards_folder, tmp_path, set=("mask_rate=0.6",))).run.mask_rate == 0.6
-    said = (
-        r"mask_rate: got 0\.75, which takes 5 mask copies of one shuffle, but of the 10 in .* the last shuffle has 4;"
-        r" use --set mask_rate=0\.6 at most, or build shards with --mask_copies 12$"
-    )
+@pytest.mark.parametrize(
+    ("most", "more", "said"),
+    [
+        (
+            "model.max_positions=32",
+            "model.max_positions=16",
+            r"model\.max_positions: got 16, but the sequences .* are 32 long",
+        ),
+        # the ten copies of these shards are a shuffle of six and one of four
+        (
+            "mask_rate=0.6",
+            "mask_rate=0.75",
+            r"mask_rate: got 0\.75, which takes 5 mask copies of one shuffle, but of the 10 in .* the last shuffle has"
+            r" 4; use --set mask_rate=0\.6 at most, or build shards with --mask_copies 12$",
+        ),
+    ],
+    ids=["sequences longer than the model", "a mask larger than the copies of one shuffle"],
+)
+def test_a_run_that_the_shards_are_not_made_for_is_refused(
+    most: str, more: str, said: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    make_plan(options(shards_folder, tmp_path, set=(most,)))
     with pytest.raises(ConfigError, match=said):
-        make_plan(options(shards_folder, tmp_path, set=("mask_rate=0.75",)))
+        make_plan(options(shards_folder, tmp_path, set=(more,)))
 
 
 def test_overrides_of_deepspeeds_values_do_not_change_the_run(shards_folder: Path, tmp_path: Path) -> None:
@@ -238,7 +246,6 @@ def test_overrides_of_deepspeeds_values_do_not_change_the_run(shards_folder: Pat
     overrides = ("deepspeed.train_micro_batch_size_per_gpu=8", "seed=3", "deepspeed.zero_optimization.stage=2")
     changed = make_plan(options(shards_folder, tmp_path, set=overrides))
     assert changed.description == plain.description
-    assert changed.run.seed == 3
     assert changed.here.deepspeed.micro_batch_size == 8
     assert changed.here.deepspeed.accumulation_steps == 8 * plain.here.deepspeed.accumulation_steps
     assert changed.here.deepspeed.json["zero_optimization"] == plain.here.deepspeed.json["zero_optimization"] | {
