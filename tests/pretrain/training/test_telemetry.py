@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,22 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from pretrain.data.batches import HELD_OUT_SEED, Batch, BatchPlan, held_out_batches
-from pretrain.data.shards import Shards, open_held_out
-from pretrain.engine.checkpoint import newest_valid
+from pretrain.data.batches import Batch
+from pretrain.data.shards import Shards
 from pretrain.engine.engine import Engine
-from pretrain.engine.optim import parameter_groups
-from pretrain.job.processes import start_processes
-from pretrain.job.watchdog import Watchdog
 from pretrain.method.electra import Electra
-from pretrain.method.objective import Output
 from pretrain.planning.estimates import Machine
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.runs.curves import curve_name, curves_of
-from pretrain.runs.folder import CHECKPOINTS, data_of, read_run
 from pretrain.runs.log import read_metrics
-from pretrain.runs.models import load_checkpoint
-from pretrain.training.start import build_training, measured_machine
 from pretrain.training.telemetry import OwnTime, code_version, example, record_start, speed, work_done
 from tests.conftest import REPOSITORY, needs
 from tests.pretrain.conftest import VOCABULARY, new_model, options
-from tests.pretrain.engine import engine_worker as worker
+from tests.pretrain.training.conftest import built, make_engine
 
 STEPS = 6
-HANG_TIMEOUT = 120.0
+
 Run = Callable[..., Path]
 
 
@@ -59,9 +51,8 @@ def run(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
                 *("deepspeed.zero_optimization.stage=2", "deepspeed.train_micro_batch_size_per_gpu=4"),
             ],
         }
-        plan, world = make_plan(RunOptions.from_values(options)), start_processes()
-        with Watchdog(world, HANG_TIMEOUT, plan.folder) as watchdog:
-            assert build_training(plan, measured_machine(plan, world), world, watchdog).train() == 0
+        with built(RunOptions.from_values(options)) as training:
+            assert training.train() == 0
         return folder / "run"
 
     return start
@@ -147,28 +138,16 @@ def test_without_a_gpu_its_memory_is_not_reported(watched: Path) -> None:
     assert not [record for record in read_metrics(watched, "train") if "gpu_memory_gb" in record]
 
 
-def test_each_histogram_is_in_tensorboard_at_the_steps_when_it_is_due(watched: Path) -> None:
+def test_each_histogram_is_in_tensorboard_at_the_steps_when_it_is_due_and_of_that_step(watched: Path) -> None:
+    """One of logits covers both micro-batches of its step."""
     board = board_of(watched)
     due = {curve_name("train", name): [2, 4, 6] for name in ("log_ratio", "logit/original", "logit/replaced")}
     for name in ("max_probability/p_G", "max_probability/p_S"):
         due |= {curve_name("train", name): [*range(1, STEPS + 1)], curve_name("held_out", name): [3, 6]}
     assert {name: [event.step for event in board.Histograms(name)] for name in board.Tags()["histograms"]} == due
-
-
-def test_held_out_accuracy_under_p_G_is_that_of_the_same_weights_as_an_ELECTRA(watched: Path) -> None:
-    record, held_out = read_metrics(watched, "held_out")[-1], open_held_out(*data_of(read_run(watched)))
-    assert held_out is not None
-    checkpoint = newest_valid(watched / CHECKPOINTS)
-    assert checkpoint is not None
-    model: Any = load_checkpoint(read_run(watched), checkpoint).eval()
-    batches = held_out_batches(held_out, 8, BatchPlan(8, 4, 1, 0), HELD_OUT_SEED)
-    seen = [(batch, model(batch, from_p_G=True)) for batch in batches]
-    right = torch.cat(
-        [((output.detected.d_BL > 0) == output.detected.replaced_BL)[batch.attention_mask_BL] for batch, output in seen]
-    )
-    masked = torch.cat([batch.masked_BL[batch.attention_mask_BL].bool() for batch, _ in seen])
-    assert record["accuracy_all_under"] == {"p_G": right.double().mean().item(), "p_S": record["accuracy_all"]}
-    assert record["accuracy_masked_under"]["p_G"] == pytest.approx(right[masked].double().mean().item(), rel=1e-12)
+    events = [board.Histograms(f"Detection/logit/{name}/train")[0] for name in ("original", "replaced")]
+    tokens = {record["step"]: record["tokens"] for record in read_metrics(watched, "train")}
+    assert sum(event.histogram_value.num for event in events) == tokens[2]
 
 
 def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
@@ -180,63 +159,49 @@ def test_an_example_is_decoded_with_the_runs_tokenizer(watched: Path) -> None:
     assert [event.step for event in board.Tensors("Example/example/train/text_summary")] == [2, 4, 6]
 
 
-def test_the_histogram_is_of_the_step_that_the_line_reports(watched: Path) -> None:
-    """It covers both micro-batches of that step."""
-    events = [board_of(watched).Histograms(f"Detection/logit/{name}/train")[0] for name in ("original", "replaced")]
-    tokens = {record["step"]: record["tokens"] for record in read_metrics(watched, "train")}
-    assert sum(event.histogram_value.num for event in events) == tokens[2]
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return make_engine(nn.Linear(2, 2))
 
 
-@pytest.fixture
-def own_time() -> OwnTime:
-    model = nn.Linear(2, 2)
-    config = worker.resolved_config("zero1_fp32", world_size=1)
-    return OwnTime(Engine(model, parameter_groups(model, 0.01), config, start_processes()))
-
-
-def test_waiting_for_data_and_computing_count_but_waiting_for_other_ranks_does_not(own_time: OwnTime) -> None:
-    def slow_data(steps: int) -> object:
+def test_waiting_for_data_and_computing_count_but_waiting_for_other_ranks_does_not_and_each_reading_starts_anew(
+    engine: Engine,
+) -> None:
+    def slow_data(steps: int) -> Iterator[int]:
         for step in range(steps):
             time.sleep(0.1)
             yield step
 
-    started = time.monotonic()
-    for _ in own_time.reading(slow_data(2)):  # type: ignore[arg-type]
-        with own_time.computing():
-            time.sleep(0.2)
-        time.sleep(0.4)
-    values = own_time.end()
-    assert values["slowest_rank"] == 0
-    assert values["slowest_rank_seconds"] == values["median_rank_seconds"]
-    assert 0.3 <= values["slowest_rank_seconds"] <= (time.monotonic() - started) / 2 - 0.4
-
-
-def test_each_reading_starts_a_new_measurement(own_time: OwnTime) -> None:
-    for _ in own_time.reading(range(1)):
-        with own_time.computing():
-            time.sleep(0.3)
-    own_time.end()
-    started = time.monotonic()
-    for _ in own_time.reading(range(1)):
-        with own_time.computing():
-            torch.ones(2)
-    assert own_time.end()["slowest_rank_seconds"] <= time.monotonic() - started
+    own_time = OwnTime(engine)
+    for steps in (2, 1):
+        started = time.monotonic()
+        for _ in own_time.reading(slow_data(steps)):
+            with own_time.computing():
+                time.sleep(0.2)
+            time.sleep(0.4)
+        values = own_time.end()
+        assert values["slowest_rank"] == 0
+        assert values["slowest_rank_seconds"] == values["median_rank_seconds"]
+        assert 0.3 <= values["slowest_rank_seconds"] <= (time.monotonic() - started) / steps - 0.4
 
 
 def test_every_start_is_recorded_with_machine_precision_code_and_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     monkeypatch.setenv("SECRET", "hidden")
-    model = nn.Linear(2, 2)
-    config = worker.resolved_config("zero1_fp32", world_size=1)
-    engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
     for step in (0, 40):
         record_start(tmp_path, engine, step, Machine("", 1.0, "", 1.0, products=2e12, fp32_products=3e12))
     records = [json.loads(line) for line in (tmp_path / "starts.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [0, 40]
-    assert (records[0]["precision"], records[0]["zero_stage"], records[0]["processes"]) == ("float32", 1, 1)
-    assert (records[0]["matrix_peak_tflops"], records[0]["fp32_peak_tflops"]) == (2.0, 3.0)
+    known = {
+        "precision": "float32",
+        "zero_stage": 0,
+        "processes": 1,
+        "matrix_peak_tflops": 2.0,
+        "fp32_peak_tflops": 3.0,
+    }
+    assert known.items() <= records[0].items()
     assert records[0]["environment"]["NCCL_DEBUG"] == "WARN"
     assert "hidden" not in json.dumps(records)
 
@@ -264,8 +229,15 @@ def test_the_code_is_identified_by_its_commit_and_uncommitted_changes_are_marked
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "cat", "dog"]
 
 
-def text(batch: Batch, output: Output, suspected: list[int]) -> str:
+@pytest.mark.parametrize(
+    ("suspected", "text"),
+    [([], "[CLS] [cat->dog] unable [dog] [SEP]"), ([1, 3, 6], "[CLS] [cat->dog]! unable! [dog] [SEP]")],
+)
+def test_replacements_are_marked_word_pieces_joined_and_suspected_tokens_marked_anywhere(
+    suspected: list[int], text: str, batch: Batch, make_electra: Callable[..., Electra]
+) -> None:
     """[CLS] cat un ##able dog [SEP] [PAD]: cat became dog, dog was drawn again; the third slot is invalid."""
+    output = make_electra()(batch)
     ids_BL = torch.tensor([[2, 7, 5, 6, 8, 3, 0]])
     shown = batch._replace(
         input_ids_BL=ids_BL,
@@ -275,15 +247,7 @@ def text(batch: Batch, output: Output, suspected: list[int]) -> str:
     )
     d_BL = torch.tensor([[1.0 if position in suspected else -1.0 for position in range(7)]])
     draw = output.detected.draw._replace(tokens_BK=torch.tensor([[8, 8, 7]]))
-    return example(shown, output._replace(detected=output.detected._replace(draw=draw, d_BL=d_BL)), WORDS)
-
-
-def test_replacements_are_marked_and_word_pieces_joined(batch: Batch, make_electra: Callable[..., Electra]) -> None:
-    assert text(batch, make_electra()(batch), suspected=[]) == "[CLS] [cat->dog] unable [dog] [SEP]"
-
-
-def test_suspected_tokens_are_marked_anywhere(batch: Batch, make_electra: Callable[..., Electra]) -> None:
-    assert text(batch, make_electra()(batch), suspected=[1, 3, 6]) == "[CLS] [cat->dog]! unable! [dog] [SEP]"
+    assert example(shown, output._replace(detected=output.detected._replace(draw=draw, d_BL=d_BL)), WORDS) == text
 
 
 def test_a_masked_language_model_shows_its_most_likely_tokens(batch: Batch) -> None:
@@ -307,16 +271,13 @@ def test_rates_and_sums_are_those_of_the_work_done(shards_folder: Path, tmp_path
     done = work_done(plan, 110)
     assert done["tokens_so_far"] == pytest.approx(110 * plan.run.batch_size * plan.shards.mixture.mean_length, abs=1)
     assert done["flops_so_far"] == pytest.approx(done["tokens_so_far"] * plan.sizes.flops, rel=1e-4)
+    assert done["epoch"] == pytest.approx(110 * plan.run.batch_size / len(plan.shards))
+    assert "epoch_of_folder" not in done
 
 
 def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder: Path, tmp_path: Path) -> None:
     plan = make_plan(options(shards_folder, tmp_path))
-    size = len(plan.shards)
-    values = work_done(plan, 100)
-    assert values["epoch"] == pytest.approx(100 * plan.run.batch_size / size)
-    assert "epoch_of_folder" not in values
-
-    held_out = shards_folder / "held_out"  # another folder built in the same way
+    size, held_out = len(plan.shards), shards_folder / "held_out"  # another folder built in the same way
     mixed = plan._replace(shards=Shards(shards_folder, held_out, weights=(1, 3)))
     values = work_done(mixed, 100)
     index, _ = mixed.shards.mixture.shuffled(np.arange(100 * plan.run.batch_size), seed=0)

@@ -17,15 +17,12 @@ from safetensors.torch import load_file
 from electra_sampler.foundation.command_line import parse_options
 from pretrain.data.batches import Batch
 from pretrain.engine.engine import Engine, Unread
-from pretrain.job.processes import start_processes
-from pretrain.job.watchdog import Watchdog
 from pretrain.planning.options import RunOptions
-from pretrain.planning.plan import make_plan
 from pretrain.runs.folder import flat
 from pretrain.runs.log import read_metrics
-from pretrain.training.start import build_training, measured_machine
 from tests.pretrain.engine import graph_double
-from tests.pretrain.training.zero_worker import FORCED_STEPS, OBJECTIVES, ONE_RANK, RESUMED, STEPS, TWO_RANKS
+from tests.pretrain.training.conftest import built
+from tests.pretrain.training.zero_worker import FORCED_STEPS, OBJECTIVES, ONE_RANK, TWO_RANKS
 from tests.pretrain.whole_runs import CLOCK, Launch, finished, losses, read_complete, run_arguments, wait_for_step
 from tests.warm import Warm, outputs, two_ranks
 
@@ -115,24 +112,6 @@ def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, 
     assert [record["step"] for record in read_metrics(folder, "train")] == list(range(1, 25))
 
 
-@pytest.mark.long
-def test_if_every_checkpoint_is_damaged_all_ranks_exit_with_2_and_nothing_is_overwritten(
-    shards_folder: Path, tmp_path: Path, launch: Launch
-) -> None:
-    folder = tmp_path / "run"
-    finished(launch(0, *run_arguments(shards_folder, folder)))
-    for path in (folder / "checkpoints").glob("*/weights.safetensors"):
-        path.write_bytes(path.read_bytes()[:-1])
-    before = {path: path.read_bytes() for path in folder.glob("[cm]*/**/*") if path.is_file()}
-    records = (folder / "metrics.jsonl").read_bytes()
-    output = finished(launch(2, *run_arguments(shards_folder, folder)), code=2)
-    errors = [line for line in output.splitlines() if "run.py: error: " in line]
-    assert len(errors) == 1 and f"none in {folder}/checkpoints is intact: step-00000024 (" in errors[0]
-    assert "Traceback" not in output
-    assert {path: path.read_bytes() for path in folder.glob("[cm]*/**/*") if path.is_file()} == before
-    assert (folder / "metrics.jsonl").read_bytes() == records
-
-
 def test_a_start_prints_what_it_does_and_its_checkpoint_even_if_the_newest_is_damaged(
     whole: tuple[Path, str], shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
@@ -166,9 +145,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_samples(
 def train_here(shards: Path, output: Path, *overrides: str) -> None:
     """Trains in this process."""
     arguments = run_arguments(shards, output, *overrides)
-    plan, world = make_plan(parse_options(RunOptions, None, [*map(str, arguments[1:])])), start_processes()
-    with Watchdog(world, 120, plan.folder) as watchdog:
-        assert build_training(plan, measured_machine(plan, world), world, watchdog).train() == 0
+    with built(parse_options(RunOptions, None, [*map(str, arguments[1:])])) as training:
+        assert training.train() == 0
 
 
 def test_a_single_rank_is_neither_compared_nor_timed(shards_folder: Path, tmp_path: Path) -> None:
@@ -241,22 +219,19 @@ def test_a_capture_that_fails_ends_only_a_run_that_demands_graphs(
     assert line.endswith("a capture failed: operation not permitted")
 
 
-def test_a_checkpoint_is_saved_by_time_as_well_as_by_steps(shards_folder: Path, tmp_path: Path) -> None:
-    few = ("optim.steps=3", "optim.warmup_steps=1", "checkpoint_every=1000")
-    for minutes, steps in ((1e-9, [1, 2, 3]), (60, [3])):
-        train_here(shards_folder, tmp_path / str(minutes), *few, f"checkpoint_minutes={minutes}")
-        saved = sorted((tmp_path / str(minutes) / "checkpoints").glob("step-*"))
-        assert [int(path.name[5:]) for path in saved] == steps
-
-
-def test_a_checkpoint_that_is_kept_is_saved_whatever_the_steps_between_others(
-    shards_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("when", "last", "steps"),
+    [
+        ("checkpoint_every=1000 checkpoint_minutes=1e-9", 3, [1, 2, 3]),
+        ("checkpoint_every=1000 checkpoint_minutes=60", 3, [3]),
+        ("checkpoint_every=3 keep_every=2 keep_checkpoints=1", 5, [2, 4, 5]),
+    ],
+)
+def test_a_checkpoint_is_saved_by_time_as_well_as_by_steps_and_whenever_it_is_kept(
+    when: str, last: int, steps: list[int], shards_folder: Path, tmp_path: Path
 ) -> None:
-    rare = ("checkpoint_every=3", "keep_every=2", "keep_checkpoints=1")
-    train_here(shards_folder, tmp_path / "run", "optim.steps=5", "optim.warmup_steps=1", *rare)
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
-        f"step-{step:08d}" for step in (2, 4, 5)
-    ]
+    train_here(shards_folder, tmp_path, f"optim.steps={last}", "optim.warmup_steps=1", *when.split())
+    assert [int(path.name[5:]) for path in sorted((tmp_path / "checkpoints").glob("step-*"))] == steps
 
 
 def test_the_first_word_comes_without_waiting_for_a_log_line_and_only_once(
@@ -324,32 +299,6 @@ def test_with_free_sampling_they_differ_only_by_counted_flips(
     assert first_flip > 0
     for name, tolerance in (("losses", 1e-5), ("norms", 1e-4)):
         assert ours[name][:first_flip] == pytest.approx(plain[name][:first_flip], rel=tolerance)
-
-
-@pytest.mark.long
-def test_a_run_on_two_ranks_then_one_then_two_reads_the_same_samples_up_to_counted_flips(
-    shards_folder: Path, tmp_path: Path, launch: Launch, zero_results: Results
-) -> None:
-    """Each part uses another ZeRO stage, which changes nothing either."""
-    parts = []
-    for ranks, setting, first, last in ((2, "zero1_fp32", 0, 2), (0, "split", 2, 4), (2, "zero3_fp32", 4, STEPS)):
-        part = (tmp_path / f"{first}.json", setting, str(first), str(last), tmp_path / "checkpoints")
-        finished(launch(ranks, "tests/pretrain/training/zero_worker.py", shards_folder, *part))
-        parts.append(json.loads(part[0].read_text()))
-    for objective in RESUMED:
-        (plain,) = (
-            zero_results(group)["free"][objective]["zero0_fp32"]
-            for group in OBJECTIVES
-            if objective in OBJECTIVES[group]["free"]
-        )
-        drawn = [tokens for part in parts for tokens in part[objective]["drawn"]]
-        flips = (np.array(drawn) != np.array(plain["drawn"])).sum((1, 2))
-        assert flips.sum() < 0.02 * np.array(plain["drawn"]).size
-        first_flip = next(iter(np.flatnonzero(flips)), len(flips))
-        assert first_flip > 4, "a flip before the third part, which was therefore not compared"
-        seen = [loss for part in parts for loss in part[objective]["losses"]]
-        assert seen[:first_flip] == pytest.approx(plain["losses"][:first_flip], rel=1e-5)
-        assert seen[first_flip:] == pytest.approx(plain["losses"][first_flip:], rel=0.1)
 
 
 @pytest.mark.parametrize(("group", "objective"), FORCED)

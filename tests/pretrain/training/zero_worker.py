@@ -1,11 +1,9 @@
 """Worker of test_train.py: trains the same steps of the real model in every setting, in one launch.
 
     deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json paper     or by plain python
-    ...                    tests/pretrain/training/zero_worker.py SHARDS RESULT.json SETTING FIRST LAST CHECKPOINTS
 
-Two ranks go through the ZeRO stages; one process goes through the ways to split and pad the steps. Dropout is 0. The
-second form trains part of the steps in one setting, from the newest checkpoint to a new one. With forced replacements
-(which depend only on the uniforms) losses must agree; with free sampling flipped draws are counted.
+Two ranks go through the ZeRO stages; one process goes through the ways to split and pad the steps. Dropout is 0. With
+forced replacements (which depend only on the uniforms) losses must agree; with free sampling flipped draws are counted.
 """
 
 import json
@@ -20,7 +18,6 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards
-from pretrain.engine.checkpoint import load, newest_valid, save
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import learning_rate, parameter_groups
@@ -37,15 +34,16 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 STEPS, WARMUP, BATCH_SIZE, DRAWS = 6, 2, 8, 5  # at most 5 of 32 positions are masked
 FORCED_STEPS = 3
 """Of which each shows an error: those with free sampling show one only until the first flipped draw."""
-POWER = "samplers.power:HPLossPower nes"
-OTHERS = (POWER, "samplers.oracle:Oracle", "samplers.floors:Uniform", "samplers.floors:Unigram", "hp_loss gdes")
+
+OTHERS = (
+    *("samplers.power:HPLossPower nes", "samplers.oracle:Oracle", "samplers.floors:Uniform", "samplers.floors:Unigram"),
+    "hp_loss gdes",
+)
 OBJECTIVES = {
     "paper": {"forced": ("hp_loss", "hp_dist", "electra", "mlm"), "free": ("hp_loss",)},
     "others": {"forced": OTHERS, "free": ("hp_dist", "electra", *OTHERS)},
 }
 """Objectives as for --objective, by group and kind of sampling, each with its embedding sharing if not the default."""
-RESUMED = ("hp_loss", POWER, "hp_loss gdes")
-"""Those whose runs are also resumed on other processes."""
 
 
 class Setting(NamedTuple):
@@ -61,16 +59,9 @@ TWO_RANKS = {stage: Setting(stage) for stage in ("zero0_fp32", "zero1_fp32", "ze
 ONE_RANK = {"whole": Setting(micro_batch_size=8), "split": Setting(), "padded": Setting(padding=9)}
 
 
-def train(
-    setting: Setting,
-    objective: str,
-    shards: Shards,
-    world: World,
-    steps: range = range(STEPS),
-    checkpoints: Path | None = None,
-) -> dict[str, Any]:
+def train(setting: Setting, objective: str, shards: Shards, world: World, steps: int) -> dict[str, Any]:
     """The global loss and gradient norm of every step, every drawn token [steps, batch, draws], and the last step's
-    report. With `checkpoints`, resumes from the newest one there and saves a new one.
+    report.
     """
     tiny = PRESETS["tiny"]
     name, _, sharing = objective.partition(" ")
@@ -95,13 +86,11 @@ def train(
     model = build_model(described(run, shards))
     engine = Engine(model, parameter_groups(model, run.optim.weight_decay), resolved, world)
     assert resolved.stage < 3 or not any(parameter.numel() for parameter in model.parameters()), "not partitioned"
-    if checkpoints and steps.start:
-        found = newest_valid(checkpoints) if world.is_first else None
-        engine.load_full_state(load(found)[0] if found else None)
+
     plan = BatchPlan(BATCH_SIZE, engine.config.micro_batch_size, world.world_size, world.rank)
     batches, losses, norms = TrainingBatches(shards, plan, run.seed), [], []
-    drawn = torch.zeros(len(steps), BATCH_SIZE, DRAWS, dtype=torch.int64)
-    for place, step in enumerate(steps):
+    drawn = torch.zeros(steps, BATCH_SIZE, DRAWS, dtype=torch.int64)
+    for step in range(steps):
         loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), MetricTotals(engine.device)
         rate = learning_rate(step, base=run.optim.lr, warmup_steps=WARMUP, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
@@ -111,14 +100,11 @@ def train(
             reported.add(batch, output, watched=True)
             loss += output.loss.detach() / plan.micro_batches
             if name != "mlm":  # which draws nothing
-                drawn[place, plan.rows(number)] = output.detected.draw.tokens_BK.where(batch.masked_valid_BK, 0)
+                drawn[step, plan.rows(number)] = output.detected.draw.tokens_BK.where(batch.masked_valid_BK, 0)
         result = engine.update(rate)
         losses.append(engine.world.sum_over_ranks(loss).item())
         norms.append(float(result.gradient_norm))
-    if checkpoints:
-        state = engine.full_state()
-        if world.is_first:
-            save(checkpoints, steps.stop, state, {}, keep_last=1)
+
     return {
         "losses": losses,
         "norms": norms,
@@ -144,24 +130,14 @@ def forced_draw(self: Dense, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
     return tokens_X, (self.weights_XV.gather(-1, tokens_X[..., None]).squeeze(-1) / self.total_X).log()
 
 
-def main(folder: str, result: str, group: str, *part: str) -> None:
+def main(folder: str, result: str, group: str) -> None:
     world, shards = start_processes(), Shards(Path(folder))
-    if part:
-        name, (first, last, checkpoints) = group, part
-        setting, steps = (TWO_RANKS | ONE_RANK)[name], range(int(first), int(last))
-        results: Any = {
-            objective: train(setting, objective, shards, world, steps, Path(checkpoints) / objective)
-            for objective in RESUMED
-        }
-        if world.is_first:
-            Path(result).write_text(json.dumps(results))
-        leave(0)
     settings = TWO_RANKS if world.world_size == 2 else ONE_RANK
-    results = {}
+    results: dict[str, Any] = {}
     for how in ("free", "forced"):  # in this order: what forces the draws stays
         if how == "forced":
             Dense.draw = forced_draw
-        steps = range(FORCED_STEPS if how == "forced" else STEPS)
+        steps = FORCED_STEPS if how == "forced" else STEPS
         results[how] = {
             objective: {name: train(setting, objective, shards, world, steps) for name, setting in settings.items()}
             for objective in OBJECTIVES[group][how]
