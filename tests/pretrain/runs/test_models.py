@@ -1,8 +1,9 @@
 """Claims about a run's initial model; test_evaluate.py covers loading a trained one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
 from pretrain.engine.plain import MOMENTS
 from pretrain.method.objective import Objective
 from pretrain.planning.options import RunOptions
-from pretrain.planning.plan import make_plan
+from pretrain.planning.plan import Plan, make_plan
 from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, write_run
 from pretrain.runs.models import build_model, empty_model, initial_model, initial_state
@@ -26,7 +27,7 @@ def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
     shards = Shards(shards_folder)
     descriptions = [described(with_overrides(PRESETS["tiny"], [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
     first, again, other = (build_model(description) for description in descriptions)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert_equal(first.state_dict(), again.state_dict())
     table = "discriminator.embeddings.word_embeddings.weight"
     assert not torch.equal(first.state_dict()[table], other.state_dict()[table])
     assert first.special_mask_id == shards.manifest.special_tokens.mask
@@ -76,17 +77,25 @@ def test_new_tokens_are_those_of_shards_behind_a_url(
     run, _ = run_of("hp_loss", tokens=290)
     with serving(shards_folder, delay=0.0) as server:
         remote = start_from(shards_folder, run, data=(server.url,), output=tmp_path / "none")
-    local = start_from(shards_folder, run)
-    assert all(torch.equal(weight, local.state_dict()[name]) for name, weight in remote.state_dict().items())
+    assert_equal(remote.state_dict(), start_from(shards_folder, run).state_dict())
+
+
+def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Asserts that the same names have bitwise the same tensors."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def plan_from(shards: Path, run: Path, **changes: object) -> Plan:
+    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
+    return make_plan(RunOptions.from_values(values))
 
 
 def start_from(shards: Path, run: Path, **changes: object) -> Objective:
-    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
-    plan = make_plan(RunOptions.from_values(values))
+    plan = plan_from(shards, run, **changes)
     return initial_model(plan.description, plan.donors)
 
 
-@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist"])
+@pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist", "mlm"])
 def test_a_run_starts_another_with_bitwise_all_its_weights(
     objective: str,
     run_of: Callable[..., tuple[Path, Objective]],
@@ -95,8 +104,7 @@ def test_a_run_starts_another_with_bitwise_all_its_weights(
 ) -> None:
     run, trained = run_of(objective)
     weights = start_from(shards_folder, run, objective=objective).state_dict()
-    assert weights.keys() == trained.state_dict().keys()
-    assert all(torch.equal(weights[name], weight) for name, weight in trained.state_dict().items())
+    assert_equal(weights, trained.state_dict())
     assert "start fresh" not in capsys.readouterr().out
 
 
@@ -112,23 +120,13 @@ def test_a_run_of_another_objective_starts_all_but_the_sampling_head(
     assert "shared embeddings: sampler_transform, sampler_scores\n" in capsys.readouterr().out
 
 
-def test_a_masked_language_models_run_starts_the_generator(
-    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+@pytest.mark.parametrize(("objective", "place"), [("mlm", "generator"), ("uniform", ".")])
+def test_a_masked_language_models_run_starts_the_generator_and_one_without_a_generator_the_discriminator(
+    objective: str, place: str, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
 ) -> None:
-    run, trained = run_of("mlm")
-    weights = start_from(shards_folder, run).state_dict()
-    assert all(
-        torch.equal(weights[name.replace("electra.", "generator.")], weight)
-        for name, weight in trained.state_dict().items()
-    )
-
-
-def test_a_run_without_a_generator_starts_the_discriminator(
-    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
-) -> None:
-    run, trained = run_of("uniform")
-    started = start_from(shards_folder, run).exported(".").state_dict()
-    assert all(torch.equal(started[name], weight) for name, weight in trained.exported(".").state_dict().items())
+    run, trained = run_of(objective)
+    started = start_from(shards_folder, run).exported(place).state_dict()
+    assert_equal(started, trained.exported(".").state_dict())
 
 
 def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
@@ -141,18 +139,9 @@ def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Ob
         start_from(shards_folder, run)
 
 
-def test_a_masked_language_models_run_starts_another_with_bitwise_all_its_weights(
-    run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
-) -> None:
-    run, trained = run_of("mlm")
-    weights = start_from(shards_folder, run, objective="mlm").state_dict()
-    assert all(torch.equal(weights[name], weight) for name, weight in trained.state_dict().items())
-
-
 def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, EngineState]:
     """The state that a run keeps at its start, and the state of the checkpoint it is from."""
-    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
-    plan = make_plan(RunOptions.from_values(values | {"keep_optimizer": True}))
+    plan = plan_from(shards, run, keep_optimizer=True, **changes)
     state = initial_state(plan.description, plan.donors)[1]
     saved = newest_valid(run / CHECKPOINTS)
     assert state is not None and saved is not None
@@ -165,12 +154,7 @@ def test_a_kept_optimizer_is_bitwise_the_runs_but_for_its_loss_scale(
 ) -> None:
     state, saved = kept_from(shards_folder, run_of(objective)[0], objective=objective)
     assert (state.adam_steps, state.loss_scale) == (6, {})
-    for ours, theirs in (
-        (state.weights, saved.weights),
-        *((state.moments[key], saved.moments[key]) for key in MOMENTS),
-    ):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_equal(state.weights | state.moments, saved.weights | saved.moments)
 
 
 @pytest.mark.parametrize(("before", "now"), [(False, True), (True, True), (True, False)])
@@ -179,8 +163,8 @@ def test_muons_state_is_refused_under_adamw_as_it_has_no_second_moments_and_adam
 ) -> None:
     run, given = run_of("hp_loss", muon=before)[0], {"set": (f"optim.muon={str(now).lower()}",)}
     if now:
-        ours, theirs = (state.moments["exp_avg"] for state in kept_from(shards_folder, run, **given))
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        state, saved = kept_from(shards_folder, run, **given)
+        assert_equal(state.moments["exp_avg"], saved.moments["exp_avg"])
     else:
         with pytest.raises(ConfigError, match=r"^keep_optimizer: got optim\.muon true .*; add --set optim\.muon=true"):
             kept_from(shards_folder, run, **given)
@@ -190,13 +174,10 @@ def test_moments_of_added_positions_repeat_as_the_positions_do(
     run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
 ) -> None:
     state, saved = kept_from(shards_folder, run_of("hp_loss")[0], set=("model.max_positions=700",))
-    for ours, theirs in (
-        (state.weights, saved.weights),
-        *((state.moments[key], saved.moments[key]) for key in MOMENTS),
-    ):
-        for name, tensor in theirs.items():
-            longer = name.endswith("position_embeddings.weight")
-            assert torch.equal(ours[name], torch.cat([tensor, tensor[:188]]) if longer else tensor), name
+    for tensors in (saved.weights, *saved.moments.values()):
+        for name in [name for name in tensors if name.endswith("position_embeddings.weight")]:
+            tensors[name] = torch.cat([tensors[name], tensors[name][:188]])
+    assert_equal(state.weights | state.moments, saved.weights | saved.moments)
 
 
 def test_a_second_phase_on_longer_sequences_changes_only_the_base_of_rotary_positions(
@@ -207,11 +188,9 @@ def test_a_second_phase_on_longer_sequences_changes_only_the_base_of_rotary_posi
     started = start_from(shards_folder, run, **given)
     config = started.discriminator.config
     assert config == replace(trained.discriminator.config, max_position_embeddings=8192, global_theta=160_000.0)
-    assert all(torch.equal(started.state_dict()[name], weight) for name, weight in trained.state_dict().items())
+    assert_equal(started.state_dict(), trained.state_dict())
     state, saved = kept_from(shards_folder, run, **given)
-    assert all(
-        torch.equal(state.moments[key][name], saved.moments[key][name]) for key in MOMENTS for name in saved.weights
-    )
+    assert_equal(state.moments, saved.moments)
 
 
 def test_moments_of_new_tokens_are_zero(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
