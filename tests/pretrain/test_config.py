@@ -17,6 +17,7 @@ def test_overrides_reach_every_level_and_keep_other_values() -> None:
     assert not changed.model.relative_position
     assert with_overrides(changed, []) == changed
     assert changed.optim.warmup_steps == RUN.optim.warmup_steps
+    assert with_overrides(RUN, ["optim.betas=[0.8, 0.9]"]).optim.betas == (0.8, 0.9), "a list is replaced as a whole"
 
 
 @pytest.mark.parametrize(
@@ -42,15 +43,12 @@ def test_overrides_reach_every_level_and_keep_other_values() -> None:
         ("objective.name=electra", "keep the loss weights of another objective; use --objective electra"),
         ("seed=100000000000000000000", "seed: got 100000000000000000000, expected"),
         (f"seed={'9' * 5000}", "seed: got '999"),
+        ("model.embedding_sharing=ges", r"model\.embedding_sharing: got 'ges', expected"),
     ],
 )
 def test_a_wrong_override_is_one_error_that_names_it(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         with_overrides(RUN, [override])
-
-
-def test_a_list_is_replaced_as_a_whole() -> None:
-    assert with_overrides(RUN, ["optim.betas=[0.8, 0.9]"]).optim.betas == (0.8, 0.9)
 
 
 def test_all_wrong_overrides_are_reported_at_once() -> None:
@@ -81,25 +79,29 @@ def test_an_unknown_switch_in_a_file_is_answered_with_the_objectives_switches() 
     assert "lambda1" in expected
 
 
-def test_embeddings_cannot_be_shared_by_one_encoder() -> None:
-    said = r"model\.embedding_sharing: got 'gdes' with objective mlm, which trains one encoder; leave it out, or choose"
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "model.embedding_sharing=gdes",
+            r"model\.embedding_sharing: got 'gdes' with objective mlm, which trains one encoder; leave it out, or"
+            " choose",
+        ),
+        (
+            "mask_choice=1",
+            r"mask_choice: got 1 with objective mlm, expected an objective with a discriminator: .*;"
+            " leave",
+        ),
+    ],
+    ids=["embeddings are shared by two encoders", "masks are chosen by a discriminator's loss"],
+)
+def test_what_needs_a_discriminator_is_refused_without_one(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        with_overrides(with_objective(RUN, "mlm"), ["model.embedding_sharing=gdes"])
+        with_overrides(with_objective(RUN, "mlm"), [override])
     for objective in ("electra", "hp_loss", "hp_dist"):
-        run = with_overrides(with_objective(RUN, objective), ["model.embedding_sharing=gdes"])
-        assert run.model.embedding_sharing == "gdes"
+        assert with_overrides(with_objective(RUN, objective), [override]) != with_objective(RUN, objective)
 
 
 def test_each_way_to_share_embeddings_has_a_name() -> None:
     for sharing in ("es", "nes", "gdes"):
         assert with_overrides(RUN, [f"model.embedding_sharing={sharing}"]).model.embedding_sharing == sharing
-    with pytest.raises(ConfigError, match=r"model\.embedding_sharing: got 'ges', expected"):
-        with_overrides(RUN, ["model.embedding_sharing=ges"])
-
-
-def test_masks_are_chosen_only_by_a_discriminators_loss() -> None:
-    said = r"mask_choice: got 1 with objective mlm, expected an objective with a discriminator: .*; leave"
-    with pytest.raises(ConfigError, match=said):
-        with_overrides(with_objective(RUN, "mlm"), ["mask_choice=1"])
-    for objective in ("electra", "hp_loss", "hp_dist"):
-        assert with_overrides(with_objective(RUN, objective), ["mask_choice=1"]).mask_choice == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from torch import Tensor
 
 from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
@@ -23,17 +24,13 @@ from pretrain.runs.models import build_model
 from tests.pretrain.runs.described import described
 
 
-def test_an_export_below_a_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("out", "said"), [("file/out", "out: got .*/file/out, expected a folder, but .*/file is"), ("", "exists already")]
+)
+def test_an_export_never_overwrites_files_and_is_refused_below_one(out: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"out: got {tmp_path}/file/out, expected a folder, but {tmp_path}/file is"):
-        main(ExportOptions(run=tmp_path / "run", out=tmp_path / "file" / "out"))
-
-
-def test_an_export_never_overwrites_files(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="exists already"):
-        main(ExportOptions(run=tmp_path / "run", out=tmp_path / "out"))
+    with pytest.raises(ConfigError, match=said):
+        main(ExportOptions(run=tmp_path / "run", out=tmp_path / out))
 
 
 def untouched_run(folder: Path, shards: Path, objective: str, *overrides: str) -> Path:
@@ -43,6 +40,15 @@ def untouched_run(folder: Path, shards: Path, objective: str, *overrides: str) -
     weights = {name: parameter.detach().clone() for name, parameter in build_model(description).named_parameters()}
     save(folder / CHECKPOINTS, 1, EngineState(1, {}, weights, {"exp_avg": weights}), {}, keep_last=1)
     return folder
+
+
+def save_multiples(run: Path, factors: dict[int, float]) -> dict[str, Tensor]:
+    """Saves multiples of a run's first weights as its checkpoints of these steps; returns the first ones."""
+    state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
+    for step, factor in factors.items():
+        weights = {name: factor * weight for name, weight in state.weights.items()}
+        save(run / CHECKPOINTS, step, EngineState(step, {}, weights, state.moments), {}, keep_last=9)
+    return state.weights
 
 
 @pytest.mark.parametrize(
@@ -71,13 +77,10 @@ def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = untouched_run(tmp_path / "run", shards_folder, "electra", "optim.steps=9", "optim.warmup_steps=0")
-    state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
-    for step, factor in ((2, 3.0), (3, 5.0), (4, 100.0)):
-        weights = {name: factor * weight for name, weight in state.weights.items()}
-        save(run / CHECKPOINTS, step, EngineState(step, {}, weights, state.moments), {}, keep_last=9)
+    first = save_multiples(run, {2: 3.0, 3: 5.0, 4: 100.0})
     main(ExportOptions(run=run, out=tmp_path / "out", step="3", average=3))
     assert capsys.readouterr().out.endswith(f"to {tmp_path / 'out'}, averaged over 3 checkpoints\n")
-    exported, first = read_stored(tmp_path / "out").encoder().state_dict(), state.weights
+    exported = read_stored(tmp_path / "out").encoder().state_dict()
     for name in ("encoder.layer.0.intermediate.dense.weight", "encoder.layer.1.attention.self.key.weight"):
         assert torch.allclose(exported[name], 3 * first[f"discriminator.{name}"], rtol=1e-6)  # (1 + 3 + 5) / 3
     card = (tmp_path / "out" / "README.md").read_text()
@@ -101,7 +104,7 @@ def test_averaged_weights_are_the_mean_of_the_newest_checkpoints_up_to_the_step(
     ids=["not finite", "another shape"],
 )
 def test_weights_that_are_not_finite_or_do_not_fit_are_refused_in_one_line_and_nothing_is_written(
-    damage: Callable[[torch.Tensor], torch.Tensor], said: str, average: int, shards_folder: Path, tmp_path: Path
+    damage: Callable[[Tensor], Tensor], said: str, average: int, shards_folder: Path, tmp_path: Path
 ) -> None:
     run = untouched_run(tmp_path / "run", shards_folder, "electra")
     state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
@@ -131,9 +134,7 @@ def test_every_kept_step_is_exported_as_alone_with_the_lines_that_upload_it_as_a
     shards_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = untouched_run(tmp_path / "run", shards_folder, "electra"), tmp_path / "all of it"
-    state, _ = load(Checkpoint(run / CHECKPOINTS / "step-00000001", 1))
-    tripled = {name: 3 * weight for name, weight in state.weights.items()}
-    save(run / CHECKPOINTS, 20, EngineState(20, {}, tripled, state.moments), {}, keep_last=9)
+    save_multiples(run, {20: 3.0})
     with pytest.raises(ConfigError, match="average: got 2 with --step all"):
         main(ExportOptions(run=run, out=out, step="all", average=2))
     main(ExportOptions(run=run, out=out, step="all"))
@@ -146,9 +147,12 @@ def test_every_kept_step_is_exported_as_alone_with_the_lines_that_upload_it_as_a
     ]
     for name in names:
         main(ExportOptions(run=run, out=tmp_path / name, step=str(int(name[5:]))))
-        files = [path.relative_to(out / name) for path in (out / name).rglob("*") if path.is_file()]
-        assert Path("README.md") in files and Path("generator/model.safetensors") in files
-        assert all((out / name / file).read_bytes() == (tmp_path / name / file).read_bytes() for file in files)
+        whole, alone = (
+            {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            for folder in (out / name, tmp_path / name)
+        )
+        assert whole == alone and {"README.md", "generator/model.safetensors"} <= whole.keys()
+    assert not [*tmp_path.rglob("*.tmp")]
 
 
 def test_an_export_into_a_link_leaves_the_link_and_a_users_folder_beside_it_alone(
