@@ -1,6 +1,7 @@
 """Claims about the corpus made from installed documentation, and about recognizing English prose in it."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,39 +18,38 @@ from electra_sampler.quickstart.corpus import (
 SENTENCE = "This is sentence number {} of the text that is written for the test of a corpus."
 
 
-def write_module(path, *sentences):
+def write_module(path: Path, *sentences: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     functions = "".join(f'def f{i}():\n    """{text}"""\n' for i, text in enumerate(sentences))
     path.write_text(f'"""Module."""\n{functions}')
 
 
-def numbered(word, count=4):
+def numbered(word: str, count: int = 4) -> list[str]:
     return [SENTENCE.format(f"{word} {letter}") for letter in "abcdefgh"[:count]]
 
 
-def test_documentation_is_read_without_running_the_code(tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(f'"""{SENTENCE.format("one")}"""\nraise RuntimeError\n')
-    assert prose_of(path) == [SENTENCE.format("one")]
+FIRST, SECOND, THIRD, FOURTH = numbered("in order")
 
 
-def test_docstrings_come_in_the_order_of_the_source(tmp_path):
-    first, second, third, fourth = numbered("in order")
-    path = tmp_path / "module.py"
-    path.write_text(
-        f'"""{first}"""\nclass A:\n    """{second}"""\n    def f():\n        """{third}"""\n'
-        f'async def g():\n    """{fourth}"""\n'
-    )
-    assert prose_of(path) == [first, second, third, fourth]
+@pytest.mark.parametrize(
+    ("source", "prose"),
+    [
+        (f'"""{FIRST}"""\nraise RuntimeError\n', [FIRST]),
+        (
+            f'"""{FIRST}"""\nclass A:\n    """{SECOND}"""\n    def f():\n        """{THIRD}"""\n'
+            f'async def g():\n    """{FOURTH}"""\n',
+            [FIRST, SECOND, THIRD, FOURTH],
+        ),
+        ('"""The template of a file that is to be filled in."""\nclass {{ name }}:\n', []),
+    ],
+    ids=["the code is not run", "the order is the source's", "other syntax than this Python's has none"],
+)
+def test_the_prose_of_a_file_is_its_docstrings(source: str, prose: list[str], tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(source)
+    assert prose_of(tmp_path / "module.py") == prose
 
 
-def test_a_file_with_other_syntax_than_this_pythons_has_no_prose(tmp_path):
-    path = tmp_path / "template.py"
-    path.write_text('"""The template of a file that is to be filled in."""\nclass {{ name }}:\n')
-    assert prose_of(path) == []
-
-
-def test_an_inherited_docstring_is_kept_once(tmp_path):
+def test_an_inherited_docstring_is_kept_once(tmp_path: Path) -> None:
     write_module(tmp_path / "a.py", *numbered("shared"), *numbered("of a"))
     write_module(tmp_path / "b.py", *numbered("shared"), *numbered("of b"))
     first, second = documents(map(prose_of, python_files(tmp_path)), seen=set())
@@ -57,19 +57,19 @@ def test_an_inherited_docstring_is_kept_once(tmp_path):
     assert second.splitlines() == numbered("of b")
 
 
-def test_files_are_in_a_fixed_order_and_tests_are_left_out(tmp_path):
+def test_files_are_in_a_fixed_order_and_tests_are_left_out(tmp_path: Path) -> None:
     for name in ("b.py", "a/z.py", "a/tests/c.py", "a.py", "notes.txt"):
         write_module(tmp_path / name)
     names = [path.relative_to(tmp_path).as_posix() for path in python_files(tmp_path)]
     assert names == ["a.py", "a/z.py", "b.py"]
 
 
-def test_about_one_document_in_twelve_is_set_aside():
+def test_about_one_document_in_twelve_is_set_aside() -> None:
     share = sum(is_set_aside(f"document {i}") for i in range(12_000)) / 12_000
     assert abs(share - 1 / 12) < 0.01
 
 
-def test_the_installed_packages_contain_english():
+def test_the_installed_packages_contain_english() -> None:
     texts = list(documents(map(prose_of, python_files(sources()["numpy"])), seen=set()))
     words = re.findall(r"[a-z]+", " ".join(texts).lower())
     assert len(words) > 10_000
@@ -100,7 +100,7 @@ The result is a :class:`~numpy.ndarray` that *may* share ``memory`` with the inp
 """
 
 
-def test_paragraphs_of_a_docstring_are_sentences_without_markup_signatures_or_examples():
+def test_paragraphs_of_a_docstring_are_sentences_without_markup_signatures_or_examples() -> None:
     assert list(paragraphs(DOCSTRING)) == [
         "Compute the mean of the values along the given axis.",
         "The numbers to be averaged, as a list or as an array of any shape.",
@@ -109,7 +109,7 @@ def test_paragraphs_of_a_docstring_are_sentences_without_markup_signatures_or_ex
     ]
 
 
-def test_markup_is_removed_but_its_text_kept():
+def test_markup_is_removed_but_its_text_kept() -> None:
     text = "The ``name`` of :func:`~a.sum` is *not* in [the page](https://x.org) of the `manual <https://y.org>`_."
     assert list(paragraphs(text)) == ["The name of a.sum is not in the page of the manual."]
 
@@ -126,5 +126,5 @@ def test_markup_is_removed_but_its_text_kept():
         "The 12 34 56 78 and 90 are the numbers 11 of 12 it.",
     ],
 )
-def test_fragments_code_links_and_lists_of_names_are_not_prose(text):
+def test_fragments_code_links_and_lists_of_names_are_not_prose(text: str) -> None:
     assert not is_prose(text)

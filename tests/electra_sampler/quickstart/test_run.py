@@ -40,33 +40,34 @@ ELSEWHERE = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def commands(steps=MOST_STEPS):
+def commands(steps: int = MOST_STEPS) -> dict[str, str]:
     """The commands by stage, without the port, which is random."""
     return {name: command.replace(" --master_port {port}", "") for name, command in stages(steps).items()}
 
 
-def test_every_stage_runs_a_command_of_the_project(folder):
-    modules = [re.search(r" (?:-m|--module) ([\w.]+) ", command)[1] for command in commands().values()]
-    assert not [module for module in modules if not (REPOSITORY / f"{module.replace('.', '/')}.py").is_file()]
+def test_every_stage_runs_a_command_of_the_project(folder: Path) -> None:
+    for command in commands().values():
+        [module] = re.findall(r" (?:-m|--module) ([\w.]+) ", command)
+        assert (REPOSITORY / f"{module.replace('.', '/')}.py").is_file()
 
 
-def test_only_the_steps_of_pre_training_differ_between_machines(folder):
+def test_only_the_steps_of_pre_training_differ_between_machines(folder: Path) -> None:
     full, short = commands(), commands(FEWEST_STEPS)
     assert {name for name in full if full[name] != short[name]} == {"pre-training"}
     assert short["pre-training"].endswith(" --set optim.steps=800")
     assert TINY.optim.warmup_steps < FEWEST_STEPS < MOST_STEPS == TINY.optim.steps
 
 
-def test_as_many_steps_are_trained_as_fit_into_four_minutes_within_bounds():
+def test_as_many_steps_are_trained_as_fit_into_four_minutes_within_bounds() -> None:
     assert [fitting(240 / steps) for steps in (2500, 2000, 1290, 800, 100)] == [2000, 2000, 1200, 800, 800]
 
 
-def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_root_of_a_step():
+def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_root_of_a_step() -> None:
     line = forecast("this core in fp32", 4 * STEP_SECONDS, 800)
     minutes = round((4 * 800 * STEP_SECONDS + 2 * sum(SECONDS.values())) / 60)
     assert line.startswith(
@@ -75,26 +76,28 @@ def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_root_
     assert f"; seconds of the other stages: corpus {2 * SECONDS['corpus']}, " in line
 
 
-def test_the_short_form_trains_for_the_fewest_steps_without_measuring(folder, monkeypatch, capsys):
+def test_the_short_form_trains_for_the_fewest_steps_without_measuring(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("electra_sampler.quickstart.run.run_stage", lambda command: 1)
     monkeypatch.setattr("electra_sampler.quickstart.run.stages", lambda steps: {f"{steps} steps": "true"})
     assert main(QuickstartOptions(short=True)) == 1
     said = capsys.readouterr()
     assert said.out == "\n$ true\n" and "quickstart: 800 steps failed" in said.err
-    assert f"{FEWEST_STEPS} steps" in QuickstartOptions.model_fields["short"].description
+    assert f"{FEWEST_STEPS} steps" in str(QuickstartOptions.model_fields["short"].description)
 
 
-def test_the_untrained_encoder_is_fine_tuned_by_the_same_command(folder):
+def test_the_untrained_encoder_is_fine_tuned_by_the_same_command(folder: Path) -> None:
     assert commands()["untrained encoder"].replace("--random_weights ", "") == commands()["fine-tuning"]
 
 
-def contents(folder):
+def contents(folder: Path) -> dict[Path, object]:
     """Bytes of every file below the folder, and the target of every link."""
     paths = sorted(folder.rglob("*"))
     return {path: path.readlink() if path.is_symlink() else path.is_file() and path.read_bytes() for path in paths}
 
 
-def write_users_files(folder):
+def write_users_files(folder: Path) -> dict[Path, object]:
     """Writes files that a user may have in a clone, and leftovers of an earlier quickstart."""
     for name in ("data/raw/book.txt", "data/vocab/vocab.txt", "data/wikibooks/manifest.json", "runs/base/run.json"):
         (folder / name).parent.mkdir(parents=True)
@@ -106,13 +109,13 @@ def write_users_files(folder):
     return before
 
 
-def test_a_users_files_are_unchanged_and_leftovers_of_an_earlier_quickstart_are_removed(folder):
+def test_a_users_files_are_unchanged_and_leftovers_of_an_earlier_quickstart_are_removed(folder: Path) -> None:
     before = write_users_files(folder)
     start_afresh()
     assert contents(folder) == before
 
 
-def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder):
+def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder: Path) -> None:
     words = {name: shlex.split(command) for name, command in commands().items()}
     for name, options in ELSEWHERE.items():
         assert set(options) <= set(words[name]), name
@@ -121,14 +124,14 @@ def test_every_stage_reads_and_writes_only_in_the_quickstarts_own_folders(folder
     assert not {path for path in paths if not path.startswith(OWN)}
 
 
-def clone_into(folder):
+def clone_into(folder: Path) -> None:
     """Copies only the sources, with their bytecode, without data or runs."""
     for name in ("electra_sampler", "data_prep", "pretrain", "finetune", "ds_configs"):
         shutil.copytree(REPOSITORY / name, folder / name)
     shutil.copy(REPOSITORY / "Makefile", folder)
 
 
-def typed(command, folder):
+def typed(command: str, folder: Path) -> None:
     """Runs a command typed in this clone, whose code is on the path, in a shell whose `python` writes no bytecode."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -136,12 +139,12 @@ def typed(command, folder):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def type_own_text_commands(folder):
+def type_own_text_commands(folder: Path) -> None:
     """Types the README's commands for one's own text, with text in data/raw; trains for two steps only."""
     (folder / "data/raw").mkdir(parents=True)
     (folder / "data/raw/topics.txt").write_text("\n\n".join(pydoc_data.topics.topics.values()))
     section = (REPOSITORY / "README.md").read_text().partition("## Your own text")[2].partition("\n## ")[0]
-    commands = re.search(r"```\n(.*?)```", section, re.DOTALL)[1].splitlines()
+    commands = section.partition("```\n")[2].partition("```")[0].splitlines()
     assert len(commands) == 5
     for command in commands:
         two_steps = "--set optim.steps=2 optim.warmup_steps=1 batch_size=4" if "pretrain/run.py" in command else ""
@@ -152,14 +155,14 @@ def type_own_text_commands(folder):
     assert (folder / "exported/tiny/config.json").is_file()
 
 
-def test_the_readmes_commands_for_own_text_work_as_printed(tmp_path):
+def test_the_readmes_commands_for_own_text_work_as_printed(tmp_path: Path) -> None:
     clone_into(tmp_path)
     type_own_text_commands(tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_whole_quickstart_changes_no_user_files_and_the_commands_for_own_text_work_after_it(tmp_path):
+def test_a_whole_quickstart_changes_no_user_files_and_the_commands_for_own_text_work_after_it(tmp_path: Path) -> None:
     clone_into(tmp_path)
     write_users_files(tmp_path)
     before = contents(tmp_path)
@@ -173,6 +176,6 @@ def test_a_whole_quickstart_changes_no_user_files_and_the_commands_for_own_text_
     type_own_text_commands(tmp_path)
 
 
-def test_a_stage_runs_with_this_python_and_returns_its_exit_code(folder):
+def test_a_stage_runs_with_this_python_and_returns_its_exit_code(folder: Path) -> None:
     script = "import sys; sys.exit(7 if sys.prefix == sys.argv[1] else 1)"
     assert run_stage(shlex.join(["python", "-c", script, sys.prefix])) == 7

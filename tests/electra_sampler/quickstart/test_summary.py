@@ -1,6 +1,8 @@
 """Claims about the quickstart's final table."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from finetune.config import GlueConfig
 from finetune.running.records import RunIdentity, RunRecord, append_record
 
 
-def losses(step, discriminator_loss):
+def losses(step: int, discriminator_loss: float) -> dict[str, float]:
     return {
         "step": step,
         "generator_loss": 5.0,
@@ -27,7 +29,7 @@ HELD_OUT = {
     "accuracy_all": 0.9,
     "estimate_correlation": {"original": 0.2, "replaced": None},
 }
-GOOD = {
+GOOD: dict[str, Any] = {
     "first": losses(1, 0.7),
     "last": losses(100, 0.3),
     "held_out": HELD_OUT,
@@ -36,17 +38,17 @@ GOOD = {
 }
 
 
-def changed(**changes):
+def changed(**changes: Any) -> dict[str, Any]:
     """Good results with these changes."""
     scores = {name: changes.pop(name) for name in list(changes) if name in GOOD}
     return GOOD | scores | {"held_out": HELD_OUT | changes}
 
 
-def failures(**changes):
+def failures(**changes: Any) -> list[str]:
     return [row.name.strip() for row in table(**changed(**changes)) if row.passed is False]
 
 
-def test_a_good_run_meets_every_demand():
+def test_a_good_run_meets_every_demand() -> None:
     assert failures() == []
 
 
@@ -59,33 +61,27 @@ def test_a_good_run_meets_every_demand():
         ({"pretrained": 0.1}, "pre-trained encoder"),
     ],
 )
-def test_each_demand_can_fail(changes, name):
+def test_each_demand_can_fail(changes: dict[str, Any], name: str) -> None:
     assert failures(**changes) == [name]
 
 
-def test_the_table_shows_every_demand_and_every_failure():
+def test_the_table_shows_every_demand_and_every_failure() -> None:
     text = show(table(**changed(auc_all=0.5)))
     line = next(line for line in text.splitlines() if "AUC" in line)
     assert line.split() == ["detection", "AUC", "0.500", "at", "least", "0.65", "FAILED"]
 
 
-def test_an_undefined_correlation_is_shown_as_a_dash():
+def test_an_undefined_correlation_is_shown_as_a_dash() -> None:
     line = next(line for line in show(table(**GOOD)).splitlines() if "replaced" in line and "correlation" in line)
     assert line.endswith("-")
 
 
-def record(seed, score, random_weights):
+def record(seed: int, score: float, random_weights: bool) -> RunRecord:
     settings = GlueConfig(learning_rate=1e-3, epochs=1, batch_size=8, weight_decay=0, max_length=16)
-    identity = RunIdentity(
-        task="CoLA",
-        seed=seed,
-        model_sha256="",
-        random_weights=random_weights,
-        data_sha256="",
-        settings=settings,
-    )
     return RunRecord(
-        run=identity,
+        run=RunIdentity(
+            task="CoLA", seed=seed, model_sha256="", random_weights=random_weights, data_sha256="", settings=settings
+        ),
         model="exported",
         model_size="small",
         train_examples=10,
@@ -100,19 +96,19 @@ def record(seed, score, random_weights):
 
 
 @pytest.fixture
-def glue(tmp_path):
+def glue(tmp_path: Path) -> Path:
     for seed, score in enumerate((0.1, 0.5, 0.4)):
         append_record(tmp_path / "glue" / "results.jsonl", record(seed, score, random_weights=False))
         append_record(tmp_path / "glue" / "results.jsonl", record(seed, score / 10, random_weights=True))
     return tmp_path / "glue"
 
 
-def test_a_score_is_the_median_over_seeds_of_the_last_epoch(glue):
+def test_a_score_is_the_median_over_seeds_of_the_last_epoch(glue: Path) -> None:
     assert median_score(glue, random_weights=False) == 0.4
     assert median_score(glue, random_weights=True) == pytest.approx(0.04)
 
 
-def test_results_come_from_the_first_and_last_training_records_and_the_evaluation(tmp_path, glue):
+def test_results_come_from_the_first_and_last_training_records_and_the_evaluation(tmp_path: Path, glue: Path) -> None:
     run = tmp_path / "run"
     (run / "evaluation").mkdir(parents=True)
     log = [{"kind": "train", **losses(step, loss)} for step, loss in ((50, 0.6), (100, 0.5), (150, 0.3))]
