@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.curation.contamination import Contamination, make_index, read_sets
+from data_prep.curation.contamination import Contamination, Match, make_index, read_sets
 from electra_sampler.foundation.config import ConfigError
 
 TEXTS = (
@@ -22,54 +22,54 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sets") / "set.tsv"
     path.write_text("\n".join(TEXTS), "utf-8")
-    return str(path)
+    return path
 
 
-def find(path, n, text):
-    folder = Path(path).parent / f"{n}"
+def find(path: Path, n: int, text: str) -> Match | None:
+    folder = path.parent / f"{n}"
     if not folder.exists():
         folder.mkdir()
-        make_index([path], n).save(folder)
+        make_index([str(path)], n).save(folder)
     return Contamination(folder).find(text)
 
 
-def test_case_and_punctuation_are_of_no_account(path):
+def test_case_and_punctuation_are_of_no_account(path: Path) -> None:
     match = find(path, 6, "He said: IT'S A CHARMING, and (often) more.")
     assert match == ("set.tsv", "set.tsv#1", "it s a charming and often")
     assert find(path, 4, "x ÉTÉ NOIR — étéblanc") is None
-    assert find(path, 4, "x ÉTÉ NOIR — été_blanc!").example == "set.tsv#4"
+    assert find(path, 4, "x ÉTÉ NOIR — été_blanc!") == ("set.tsv", "set.tsv#4", "été noir été blanc")
 
 
-def test_composed_and_decomposed_letters_are_equal(path, tmp_path):
+def test_composed_and_decomposed_letters_are_equal(path: Path, tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text(unicodedata.normalize("NFD", TEXTS[3]), "utf-8")
-    assert find(str(tmp_path / "d.tsv"), 4, TEXTS[3]).ngram == "été noir été blanc"
+    assert find(tmp_path / "d.tsv", 4, TEXTS[3]) == ("d.tsv", "d.tsv#1", "été noir été blanc")
 
 
-def test_words_of_indic_scripts_are_whole_and_letters_of_scripts_without_spaces_are_words(tmp_path):
+def test_words_of_indic_scripts_are_whole_and_letters_of_scripts_without_spaces_are_words(tmp_path: Path) -> None:
     (tmp_path / "h.tsv").write_text("छोटी दिल्ली नदी के किनारे\n吾輩は猫である", "utf-8")
-    assert find(str(tmp_path / "h.tsv"), 3, "वह दिल्ली नदी तक गया") is None, "two words of five pieces"
-    assert find(str(tmp_path / "h.tsv"), 3, "छाटे दिल्ली नादे") is None, "other vowels"
-    assert find(str(tmp_path / "h.tsv"), 3, "यह दिल्ली नदी के").ngram == "दिल्ली नदी के"
-    assert find(str(tmp_path / "h.tsv"), 6, "その吾輩は猫であり").ngram == "吾 輩 は 猫 で あ"
+    assert find(tmp_path / "h.tsv", 3, "वह दिल्ली नदी तक गया") is None, "two words of five pieces"
+    assert find(tmp_path / "h.tsv", 3, "छाटे दिल्ली नादे") is None, "other vowels"
+    assert find(tmp_path / "h.tsv", 3, "यह दिल्ली नदी के") == ("h.tsv", "h.tsv#1", "दिल्ली नदी के")
+    assert find(tmp_path / "h.tsv", 6, "その吾輩は猫であり") == ("h.tsv", "h.tsv#2", "吾 輩 は 猫 で あ")
 
 
-def test_n_grams_do_not_run_from_one_text_into_the_next(path):
+def test_n_grams_do_not_run_from_one_text_into_the_next(path: Path) -> None:
     assert find(path, 3, "affecting journey one") is None
     assert find(path, 3, "four six été") is None
     assert find(path, 1, "SIX") == ("set.tsv", "set.tsv#3", "six")
 
 
-def test_the_first_match_in_the_document_and_in_the_sets_is_named(path):
-    assert find(path, 3, "was two three one two three four").ngram == "two three one"
-    assert find(path, 3, "a one two three x").example == "set.tsv#2"
+def test_the_first_match_in_the_document_and_in_the_sets_is_named(path: Path) -> None:
+    assert find(path, 3, "was two three one two three four") == ("set.tsv", "set.tsv#2", "two three one")
+    assert find(path, 3, "a one two three x") == ("set.tsv", "set.tsv#2", "one two three")
 
 
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from(("one", "two", "three", "four", "five")), max_size=30), st.integers(1, 4))
-def test_matches_are_those_of_plain_comparison(path, words, n):
+def test_matches_are_those_of_plain_comparison(path: Path, words: list[str], n: int) -> None:
     known = [unicodedata.normalize("NFC", text).lower().replace("'", " ").split() for text in TEXTS[1:3]]
     ngrams = {tuple(text[place : place + n]) for text in known for place in range(len(text) - n + 1)}
     own = [tuple(words[place : place + n]) for place in range(len(words) - n + 1)]
@@ -78,18 +78,18 @@ def test_matches_are_those_of_plain_comparison(path, words, n):
     assert (tuple(found.ngram.split()) if found else None) == expected
 
 
-def test_short_texts_are_counted(path):
-    index = make_index([path], 5)
+def test_short_texts_are_counted(path: Path) -> None:
+    index = make_index([str(path)], 5)
     assert (index.texts, index.short) == (4, 2)
 
 
-def test_texts_that_are_all_too_short_are_refused(path):
+def test_texts_that_are_all_too_short_are_refused(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"decontaminate_ngram: got 13, but no text of .*set\.tsv has so many words"):
-        make_index([path], 13)
+        make_index([str(path)], 13)
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     files = {
         "rows.tsv": '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n',
         "bare.tsv": "a\t1\tone\r\nb\t0\ttwo\r\n",
@@ -114,7 +114,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def texts(*given):
+def texts(*given: str) -> dict[str, list[str]]:
     return {one.name: [f"{place} {text}" for place, text in one.examples] for one in read_sets(given)}
 
 
@@ -133,14 +133,14 @@ def texts(*given):
         ("tree.json", ["#1 x", "#2 one", "#3 ?"]),
     ],
 )
-def test_a_file_gives_all_texts_or_those_of_its_fields(folder, given, expected):
+def test_a_file_gives_all_texts_or_those_of_its_fields(folder: Path, given: str, expected: list[str]) -> None:
     name = given.partition(":")[0]
     expected = [name + text for text in expected]
     assert texts(str(folder / given)) == {name: expected}
     assert texts(f"mine={folder / given}") == {"mine": expected}
 
 
-def test_named_sets_know_their_files_and_fields(folder):
+def test_named_sets_know_their_files_and_fields(folder: Path) -> None:
     assert texts(f"glue={folder / 'glue'}", f"squad={folder / 'squad'}", f"blimp={folder / 'pairs'}") == {
         "glue": [
             "CoLA/dev.tsv#1 One sailor.",
@@ -159,8 +159,8 @@ def test_named_sets_know_their_files_and_fields(folder):
     assert texts(f"blimp={folder}") == texts(f"blimp={folder / 'BLiMP.zip'}") == zipped
 
 
-def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(folder):
-    def digest(given):
+def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(folder: Path) -> None:
+    def digest(given: str) -> str:
         return read_sets([f"x={folder / given}"])[0].sha256
 
     same = folder / "elsewhere" / "bare.tsv"
@@ -203,16 +203,17 @@ def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(f
         (["blimp=broken.zip"], "cannot be read"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_set(folder, monkeypatch, given, problem):
+def test_a_mistake_is_one_line_that_names_the_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], problem: str
+) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere/rows.tsv").write_bytes((folder / "rows.tsv").read_bytes())
     (folder / "bad.json").write_text("{")
     (folder / "bad.jsonl").write_text("{}\n{")
     (folder / "broken.zip").write_bytes(b"PK")
-    for name in ("latin1.tsv", "latin1.json", "latin1.jsonl"):
-        (folder / name).write_bytes(
-            '"caf\u00e9"\n'.encode("latin-1")[1:] if name == "latin1.tsv" else b'{"a": "\xe9"}\n'
-        )
+    (folder / "latin1.tsv").write_bytes(b'caf\xe9"\n')
+    for name in ("latin1.json", "latin1.jsonl"):
+        (folder / name).write_bytes(b'{"a": "\xe9"}\n')
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=f"decontaminate: .*({problem})") as error:
         read_sets(given)
@@ -222,7 +223,9 @@ def test_a_mistake_is_one_line_that_names_the_set(folder, monkeypatch, given, pr
 @pytest.mark.timeout(20)  # reading the pipe or the device would never end
 @pytest.mark.parametrize("name", ["pipe", "device"])
 @pytest.mark.parametrize("given", ["SET", "SET:1", "x=SET:1", "glue=SET", "blimp=SET", "glue=."])
-def test_a_pipe_or_device_is_refused_by_name_and_not_opened(tmp_path, monkeypatch, name, given):
+def test_a_pipe_or_device_is_refused_by_name_and_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     place = "dev.tsv" if given == "glue=." else name
     if name == "pipe":

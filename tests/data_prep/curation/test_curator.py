@@ -1,7 +1,6 @@
 """Claims about applying the steps of curation to a document, and about its language."""
 
-import lzma
-from itertools import islice
+from pathlib import Path
 
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
@@ -9,6 +8,7 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 from data_prep.curation.contamination import Contamination, make_index
 from data_prep.curation.curator import Curator, _identifier, language_test
 from electra_sampler.foundation.config import ConfigError
+from tests.data_prep.real_text import lines_of
 
 LONG = " ".join(f"word{n} and the" for n in range(60))
 PAGE = """Home | About us | Contact
@@ -20,12 +20,12 @@ Read our privacy policy, please, and all of it.
 All of them have names that nobody remembers."""
 
 
-def test_without_steps_a_text_stays_as_it_is():
+def test_without_steps_a_text_stays_as_it_is() -> None:
     verdict = Curator().judge(PAGE)
     assert (verdict.text, verdict.removed.total(), verdict.reason) == (PAGE, 0, None)
 
 
-def test_lines_are_removed_and_every_character_is_counted_under_the_rule_that_removed_it():
+def test_lines_are_removed_and_every_character_is_counted_under_the_rule_that_removed_it() -> None:
     verdict = Curator(["c4"]).judge(PAGE)
     first, cats, sleep, script, policy, blank, names = PAGE.split("\n")
     assert verdict.text == "\n".join([cats.replace("[1]", ""), sleep, names])
@@ -39,21 +39,21 @@ def test_lines_are_removed_and_every_character_is_counted_under_the_rule_that_re
     assert len(PAGE) - verdict.removed.total() == len(verdict.text)
 
 
-def test_a_document_is_dropped_by_its_first_rule_on_the_lines_that_are_left():
+def test_a_document_is_dropped_by_its_first_rule_on_the_lines_that_are_left() -> None:
     assert Curator(["c4"]).judge(PAGE.replace("sleep", "{sleep}")).reason == "c4_curly_bracket"
     assert Curator(["c4"]).judge(PAGE.replace("more", "{more}")).reason is None
     assert Curator(["c4", "gopher"]).judge(PAGE[:200]).reason == "gopher_word_count"
     assert Curator(["c4"]).judge("One line that is one sentence.\nAnother line that is one.").reason == "c4_sentences"
 
 
-def test_a_document_without_lines_left_is_dropped_as_empty_by_the_caller():
+def test_a_document_without_lines_left_is_dropped_as_empty_by_the_caller() -> None:
     verdict = Curator(["c4_terminal_punctuation", "c4_sentences"]).judge("Home\nAbout")
     assert verdict.text == ""
     assert verdict.reason is None
     assert verdict.removed == {"c4_terminal_punctuation": len("Home\nAbout")}
 
 
-def test_the_order_of_the_names_given_is_of_no_account():
+def test_the_order_of_the_names_given_is_of_no_account() -> None:
     page = f"{LONG}.\nHome\n{LONG} {{}}.\n{LONG} three.\n{LONG} four."
     assert Curator(["fineweb", "c4", "gopher"]).judge(page) == Curator(["gopher", "c4", "fineweb", "gopher"]).judge(
         page
@@ -61,16 +61,17 @@ def test_the_order_of_the_names_given_is_of_no_account():
     assert Curator(["c4_sentences", "c4_terminal_punctuation"]).judge("Home.\nOne\nTwo").reason == "c4_sentences"
 
 
-def test_language_is_judged_first_and_evaluation_sets_last_on_the_lines_that_are_left(tmp_path):
+def test_language_is_judged_first_and_evaluation_sets_last_on_the_lines_that_are_left(tmp_path: Path) -> None:
     (tmp_path / "set.tsv").write_text("They sleep a lot, and they eat.\nplease enable javascript to see more cats\n")
     make_index([str(tmp_path / "set.tsv")], 7).save(tmp_path)
     found = Contamination(tmp_path)
     verdict = Curator(["c4"], language_test(("en",), 0.5), found).judge(PAGE)
     assert verdict.reason == "contaminated"
-    assert tuple(verdict.match) == ("set.tsv", "set.tsv#1", "they sleep a lot and they eat")
+    assert verdict.match == ("set.tsv", "set.tsv#1", "they sleep a lot and they eat")
     assert verdict.removed.total() > 0
     assert Curator(["c4"], None, found).judge(PAGE.replace("sleep", "nap")).reason is None
-    assert Curator([], None, found).judge(PAGE.replace("sleep", "nap")).match.example == "set.tsv#2"
+    match = Curator([], None, found).judge(PAGE.replace("sleep", "nap")).match
+    assert match is not None and match.example == "set.tsv#2"
     assert Curator(["c4"], language_test(("de",), 0.5), found).judge(PAGE).reason == "language"
 
 
@@ -82,18 +83,13 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("language", SENTENCES)
-def test_a_language_is_kept_and_the_others_are_dropped(language):
-    is_kept = language_test((language,), 0.5)
-    assert [name for name, text in SENTENCES.items() if is_kept(text)] == [language]
+@pytest.mark.parametrize("languages", [*((name,) for name in SENTENCES), ("de", "ja")])
+def test_the_languages_named_are_kept_and_the_others_dropped(languages: tuple[str, ...]) -> None:
+    is_kept = language_test(languages, 0.5)
+    assert tuple(name for name, text in SENTENCES.items() if is_kept(text)) == languages
 
 
-def test_several_languages_may_be_kept():
-    is_kept = language_test(("de", "ja"), 0.5)
-    assert [name for name, text in SENTENCES.items() if is_kept(text)] == ["de", "ja"]
-
-
-def test_text_without_evidence_is_dropped_and_short_text_needs_a_low_threshold():
+def test_text_without_evidence_is_dropped_and_short_text_needs_a_low_threshold() -> None:
     for text in ("12345", "...", "Home", "OK"):
         assert not language_test(("en",), 0.5)(text)
     assert not language_test(("en",), 0.5)("He was late.")
@@ -101,17 +97,16 @@ def test_text_without_evidence_is_dropped_and_short_text_needs_a_low_threshold()
     assert not language_test(("en",), 0.9999)(SENTENCES["en"])
 
 
-def test_the_verdicts_are_py3langids_and_its_confidence_to_five_digits(shared_data):
+def test_the_verdicts_are_py3langids_and_its_confidence_to_five_digits(shared_data: Path) -> None:
     theirs = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    for path in ("wiki/enwiki-AA-0.xz", *sorted(shared_data.glob("languages/[dh][eu]/*.xz"))[::20]):
-        with lzma.open(shared_data / path, "rt", errors="replace") as file:
-            for line in filter(str.strip, islice(file, 100)):
-                language, confidence = _identifier().classify(line)
-                their_language, their_confidence = theirs.classify(line)
-                assert language == their_language
-                assert abs(confidence - their_confidence) < 1e-5
+    for path in (shared_data / "wiki/enwiki-AA-0.xz", *sorted(shared_data.glob("languages/[dh][eu]/*.xz"))[::20]):
+        for line in filter(str.strip, lines_of(path, limit=100)):
+            language, confidence = _identifier().classify(line)
+            their_language, their_confidence = theirs.classify(line)
+            assert language == their_language
+            assert abs(confidence - their_confidence) < 1e-5
 
 
-def test_an_unknown_language_is_one_line_that_names_the_known_ones():
+def test_an_unknown_language_is_one_line_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="keep_language: got 'english', expected one of ace, af, am"):
         language_test(("en", "english"), 0.5)

@@ -1,18 +1,20 @@
 """Claims about the rules: each keeps a text at its threshold and removes the next one."""
 
+from typing import Any
+
 import pytest
 
 from data_prep.curation.measures import Measures
-from data_prep.curation.rules import LINE_RULES, RULES, SETS, LineRule
+from data_prep.curation.rules import LINE_RULES, RULES, SETS, LineRule, Rule
 
 
-def repeating(n, length):
+def repeating(n: int, length: int) -> str:
     """Twice the same n words of one letter, around one long word; `length` characters in all."""
     phrase = " ".join("abcdefghij"[:n])
     return f"{phrase} {'x' * (length - 2 * len(phrase) - 2)} {phrase}"
 
 
-def lines(*counts_and_lines):
+def lines(*counts_and_lines: Any) -> str:
     """A text of lines, given as a number and a line in turn; other lines are distinct where they hold {}."""
     pairs = zip(counts_and_lines[::2], counts_and_lines[1::2], strict=True)
     return "\n".join(line.replace("{}", f"{number:02d}") for count, line in pairs for number in range(count))
@@ -82,25 +84,25 @@ CASES = {
 }
 
 
-def kept(rule, text):
+def kept(rule: LineRule | Rule, text: str) -> bool:
     if isinstance(rule, LineRule):
         return rule.edit(text) == text
     return rule.least <= rule.measure(Measures(text)) <= rule.most
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.name != "c4_citation"], ids=lambda rule: rule.name)
-def test_a_rule_keeps_a_text_at_its_threshold_and_removes_the_next(rule):
+def test_a_rule_keeps_a_text_at_its_threshold_and_removes_the_next(rule: LineRule | Rule) -> None:
     for at_threshold, beyond in CASES[rule.name]:
         assert kept(rule, at_threshold), at_threshold[:200]
         assert not kept(rule, beyond), beyond[:200]
 
 
-def test_citation_markers_are_removed_and_other_brackets_are_not():
+def test_citation_markers_are_removed_and_other_brackets_are_not() -> None:
     [rule] = [rule for rule in LINE_RULES if rule.name == "c4_citation"]
     assert rule.edit("A[1][23] b[edit] c.[citation needed][] [d] [1a]") == "A b c. [d] [1a]"
 
 
-def test_every_rule_has_its_own_name_and_names_its_source():
+def test_every_rule_has_its_own_name_and_names_its_source() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for name, rules in SETS.items():
         assert all(rule.startswith(f"{name}_") for rule in rules)
