@@ -33,14 +33,14 @@ from electra_sampler.foundation.files import (
 from tests.conftest import unread
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path):
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_atomically(tmp_path / "file", b"old")
     write_atomically(tmp_path / "file", b"new content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"new content"
 
 
-def test_a_file_written_piece_by_piece_does_not_exist_until_closed(tmp_path):
+def test_a_file_written_piece_by_piece_does_not_exist_until_closed(tmp_path: Path) -> None:
     file = NewFile(tmp_path / "file")
     for piece in (b"some ", b"content"):
         file.write(piece)
@@ -79,7 +79,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Path]:
+def node(tmp_path: Path) -> Path:
     """A character device of the test's own, with the numbers of /dev/full."""
     path = tmp_path / "full"
     try:
@@ -151,12 +151,12 @@ def test_a_new_folder_is_complete_or_absent_and_takes_the_place_of_an_empty_one(
     assert (tmp_path / "link").is_symlink() and (tmp_path / "out.tmp" / "notes.txt").read_text() == "mine"
 
 
-def test_writing_nothing_makes_no_file(tmp_path):
+def test_writing_nothing_makes_no_file(tmp_path: Path) -> None:
     assert NewFile(tmp_path / "file").close()[0] == 0
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_with_the_right_content_is_not_touched(tmp_path):
+def test_a_file_with_the_right_content_is_not_touched(tmp_path: Path) -> None:
     write_atomically(tmp_path / "file", b"same")
     before = unread(tmp_path / "file")
     write_if_other(tmp_path / "file", b"same")
@@ -165,7 +165,7 @@ def test_a_file_with_the_right_content_is_not_touched(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"other"
 
 
-def test_a_seal_is_ordinary_json_and_detects_every_flipped_bit():
+def test_a_seal_is_ordinary_json_and_detects_every_flipped_bit() -> None:
     content = sealed({"name": "shard", "sizes": [1, 2, 3]})
     assert json.loads(content)["sizes"] == [1, 2, 3]
     assert json.loads(unsealed(content)) == {"name": "shard", "sizes": [1, 2, 3]}
@@ -178,7 +178,7 @@ def test_a_seal_is_ordinary_json_and_detects_every_flipped_bit():
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", sealed({})[:-1], sealed({}) + b" "])
-def test_truncated_or_unsealed_content_is_refused(content):
+def test_truncated_or_unsealed_content_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="checksum"):
         unsealed(content)
 

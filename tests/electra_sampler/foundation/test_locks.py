@@ -6,7 +6,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -42,7 +45,18 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def ended(process: subprocess.Popen[str]) -> None:
+def answer(path: Path) -> str:
+    """What a process says that tries to take the lock and then ends."""
+    process = taker(path)
+    return process.communicate("", timeout=60)[0].strip()
+
+
+@contextmanager
+def other(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds the lock."""
+    process = taker(path)
+    assert said(process) == "taken"
+    yield process
     process.communicate("", timeout=60)
 
 
@@ -52,25 +66,19 @@ def test_a_lock_is_taken_once_and_free_again_when_released(tmp_path: Path) -> No
         with pytest.raises(Held):
             Lock(path)
         Lock(tmp_path / "other").release()
-        refused = taker(path)
-        assert said(refused).startswith("held by ")
-        ended(refused)
+        assert answer(path).startswith("held by ")
     assert path.read_bytes() == b""
     Lock(path).release()
-    free = taker(path)
-    assert said(free) == "taken"
-    ended(free)
+    assert answer(path) == "taken"
 
 
 def test_a_refused_process_learns_who_holds_the_lock(tmp_path: Path) -> None:
-    first = taker(tmp_path / "lock")
-    assert said(first) == "taken"
-    with pytest.raises(Held) as caught:
-        Lock(tmp_path / "lock")
-    assert str(caught.value).startswith(f"process {first.pid} on {socket.gethostname()} since 20")
-    assert f": {sys.executable} -c" in str(caught.value) and len(str(caught.value)) < 400
-    assert holder(tmp_path / "lock") == str(caught.value)
-    ended(first)
+    with other(tmp_path / "lock") as first:
+        with pytest.raises(Held) as caught:
+            Lock(tmp_path / "lock")
+        assert str(caught.value).startswith(f"process {first.pid} on {socket.gethostname()} since 20")
+        assert f": {sys.executable} -c" in str(caught.value) and len(str(caught.value)) < 400
+        assert holder(tmp_path / "lock") == str(caught.value)
     assert holder(tmp_path / "lock") is None
 
 
@@ -81,23 +89,16 @@ def test_a_refused_process_learns_who_holds_the_lock(tmp_path: Path) -> None:
             '{"pid": 7, "host": "a\\u001b[31mb", "command": "x\\n\\u202ey"}',
             "process 7 on a\\x1b[31mb since ?: x\\n\\u202ey",
         ),
-        ("[]", "a process that has not identified itself yet"),
-        ("", "a process that has not identified itself yet"),
-        ("{", "a process that has not identified itself yet"),
-        ("\x00\xff", "a process that has not identified itself yet"),
+        *((odd, "a process that has not identified itself yet") for odd in ("[]", "", "{", "\x00\xff")),
     ],
 )
 def test_the_holder_is_one_line_of_printable_characters_whatever_the_file_contains(
     text: str, shown: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "lock"
-    first = taker(path)
-    assert said(first) == "taken"
-    with path.open("r+b") as file:
-        file.truncate()
-        file.write(text.encode("latin-1"))
-    assert holder(path) == shown
-    ended(first)
+    with other(path):
+        path.write_bytes(text.encode("latin-1"))
+        assert holder(path) == shown
 
 
 @pytest.mark.parametrize("content", [b"- my notes\n", b'{"version": 3, "packages": []}'], ids=["text", "JSON"])
@@ -134,30 +135,26 @@ def test_a_killed_holder_releases_the_lock_at_once_even_if_its_child_lives_on(tm
 
 
 def test_a_waiting_process_gets_the_lock_when_its_holder_ends_or_is_refused_in_time(tmp_path: Path) -> None:
-    first = taker(tmp_path / "lock")
-    assert said(first) == "taken"
-    started = time.monotonic()
-    with pytest.raises(Held):
-        Lock(tmp_path / "lock", patience=0.5)
-    assert 0.5 <= time.monotonic() - started < 5
-    assert first.stdin is not None
-    first.stdin.close()
-    Lock(tmp_path / "lock", patience=30).release()
+    with other(tmp_path / "lock") as first:
+        started = time.monotonic()
+        with pytest.raises(Held):
+            Lock(tmp_path / "lock", patience=0.5)
+        assert 0.5 <= time.monotonic() - started < 5
+        Timer(0.5, first.kill).start()
+        Lock(tmp_path / "lock", patience=30).release()
 
 
 @pytest.mark.parametrize("orphaned", [False, True])
 def test_of_many_simultaneous_processes_exactly_one_gets_the_lock(orphaned: bool, tmp_path: Path) -> None:
     if orphaned:
-        killed = taker(tmp_path / "lock")
-        assert said(killed) == "taken"
-        killed.kill()
-        killed.wait()
+        with other(tmp_path / "lock") as killed:
+            killed.kill()
     racers = [taker(tmp_path / "lock", tmp_path / "start") for _ in range(8)]
     assert {said(racer) for racer in racers} == {"ready"}
     (tmp_path / "start").touch()
     heard = [said(racer) for racer in racers]
     for racer in racers:
-        ended(racer)
+        racer.communicate("", timeout=60)
     assert heard.count("taken") == 1
     assert sum(line.startswith("held by ") for line in heard) == 7
 
@@ -167,9 +164,7 @@ def test_asking_for_the_holder_neither_takes_nor_releases_the_lock(tmp_path: Pat
     assert holder(path) is None and not path.exists()
     with Lock(path):
         assert str(holder(path)).startswith(f"process {os.getpid()} on ")
-        refused = taker(path)
-        assert said(refused).startswith("held by ")
-        ended(refused)
+        assert answer(path).startswith("held by ")
 
 
 def test_a_lost_lock_is_retaken_unless_another_process_has_it(tmp_path: Path) -> None:
@@ -180,15 +175,10 @@ def test_a_lost_lock_is_retaken_unless_another_process_has_it(tmp_path: Path) ->
         confirm(path)
         path.read_bytes()
         confirm(path)
-        refused = taker(path)
-        assert said(refused).startswith("held by ")
-        ended(refused)
+        assert answer(path).startswith("held by ")
         path.read_bytes()
-        other = taker(path)
-        assert said(other) == "taken"
-        with pytest.raises(Lost, match=f"the lock on {path} was lost"):
+        with other(path), pytest.raises(Lost, match=f"the lock on {path} was lost"):
             confirm(path)
-        ended(other)
 
 
 def test_a_lock_not_released_by_another_hosts_process_is_taken_with_a_message(

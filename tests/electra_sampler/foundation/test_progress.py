@@ -11,11 +11,13 @@ from electra_sampler.foundation import progress
     ("seconds", "text"),
     [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (36000, "10:00:00"), (-1, "0:00:00"), (129_600, "1.5 days")],
 )
-def test_durations_are_hours_minutes_and_seconds_or_days(seconds, text):
+def test_durations_are_hours_minutes_and_seconds_or_days(seconds: float, text: str) -> None:
     assert progress.duration(seconds) == text
 
 
-def test_a_log_gets_plain_lines_with_percentage_speed_and_time_left(monkeypatch, capsys):
+def test_a_log_gets_plain_lines_with_percentage_speed_and_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with progress.Progress(400_000_000, "shards") as shown:
         shown.start_t -= 50
         shown.advance(100_000_000, is_old=True)
@@ -24,14 +26,16 @@ def test_a_log_gets_plain_lines_with_percentage_speed_and_time_left(monkeypatch,
     assert capsys.readouterr().err == "shards: 50%, 2.00MB/s, 01:40 left\n"
 
 
-def test_a_log_gets_few_lines(capsys):
+def test_a_log_gets_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.Progress(100, "shards") as shown:
         for _ in range(100):
             shown.advance(1)
     assert capsys.readouterr().err == ""
 
 
-def test_a_long_wait_names_whom_it_is_for_and_a_short_one_says_nothing(monkeypatch, capsys):
+def test_a_long_wait_names_whom_it_is_for_and_a_short_one_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert progress.waited_for(lambda: "rank 3", lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         progress.waited_for(lambda: "rank 3", lambda: 1 / 0)
