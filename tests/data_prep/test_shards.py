@@ -3,6 +3,10 @@
 import errno
 import os
 import warnings
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,26 +16,26 @@ from electra_sampler.foundation.config import ConfigError
 from tests.data_prep.conftest import write_indexed
 
 
-def write(prefix, items, dtype):
+def write(prefix: Path, items: Sequence[np.ndarray], dtype: type[np.generic]) -> dict[str, tuple[int, str]]:
     lengths = np.array([len(item) for item in items], np.int32)
     return write_indexed(prefix, np.concatenate(items).astype(dtype), lengths)
 
 
 @pytest.fixture
-def items():
+def items() -> list[np.ndarray]:
     random = np.random.default_rng(0)
     return [random.integers(0, 250, length) for length in random.integers(1, 40, 100)]
 
 
 @pytest.fixture
-def megatron():
+def megatron() -> Any:
     with warnings.catch_warnings(action="ignore"):
         from megatron.core.datasets import indexed_dataset
     return indexed_dataset
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_items_are_read_as_they_were_written(tmp_path, items, dtype):
+def test_items_are_read_as_they_were_written(tmp_path: Path, items: list[np.ndarray], dtype: type[np.generic]) -> None:
     write(tmp_path / "shard", items, dtype)
     file = IndexedFile(tmp_path / "shard")
     assert len(file) == len(items)
@@ -41,7 +45,9 @@ def test_items_are_read_as_they_were_written(tmp_path, items, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, items, dtype, megatron):
+def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(
+    tmp_path: Path, items: list[np.ndarray], dtype: type[np.generic], megatron: Any
+) -> None:
     import torch
 
     write(tmp_path / "ours", items, dtype)
@@ -57,55 +63,50 @@ def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(tmp_path, 
     assert all(np.array_equal(theirs[number], item) for number, item in enumerate(items))
 
 
-def test_writing_returns_sizes_and_checksums_and_leaves_no_temporary_files(tmp_path, items):
-    from hashlib import sha256
-
+def test_writing_returns_sizes_and_checksums_and_leaves_no_temporary_files(
+    tmp_path: Path, items: list[np.ndarray]
+) -> None:
     written = write(tmp_path / "shard.mask", items, np.uint8)
     contents = {path.suffix: path.read_bytes() for path in tmp_path.iterdir()}
     assert written == {suffix: (len(content), sha256(content).hexdigest()) for suffix, content in contents.items()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shard.mask.bin", "shard.mask.idx"]
 
 
-def damage_index_size(folder):
-    path = folder / "shard.idx"
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def damage_magic(folder):
-    path = folder / "shard.idx"
-    path.write_bytes(b"X" + path.read_bytes()[1:])
-
-
-def damage_data_size(folder):
-    path = folder / "shard.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def empty_index(folder):
-    (folder / "shard.idx").write_bytes(b"")
-
-
-def shorten_index(folder):
-    (folder / "shard.idx").write_bytes(b"MMIDIDX")
-
-
-def remove_data(folder):
-    (folder / "shard.bin").unlink()
-
-
 @pytest.mark.parametrize(
-    "damage", [damage_index_size, damage_magic, damage_data_size, empty_index, shorten_index, remove_data]
+    ("suffix", "damaged"),
+    [
+        (".idx", lambda content: content[:-5]),
+        (".idx", lambda content: b"X" + content[1:]),
+        (".idx", lambda content: content[:7]),
+        (".idx", lambda content: b""),
+        (".bin", lambda content: content[:-2]),
+    ],
 )
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path, items, damage):
+def test_a_damaged_file_is_an_error_that_names_it(
+    suffix: str, damaged: Callable[[bytes], bytes], items: list[np.ndarray], tmp_path: Path
+) -> None:
     write(tmp_path / "shard", items, np.uint16)
-    damage(tmp_path)
+    path = tmp_path / f"shard{suffix}"
+    path.write_bytes(damaged(path.read_bytes()))
     with pytest.raises(ConfigError, match="shard") as caught:
         IndexedFile(tmp_path / "shard")
     assert "\n" not in str(caught.value)
 
 
-def test_an_error_of_the_file_system_is_not_called_damage(tmp_path, monkeypatch):
-    def fails(*_):
+@pytest.mark.timeout(20)  # the pipe has no writer
+def test_a_missing_file_or_a_pipe_is_an_error_that_names_it(items: list[np.ndarray], tmp_path: Path) -> None:
+    write(tmp_path / "shard", items, np.uint16)
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"shard{suffix}").unlink()
+        with pytest.raises(ConfigError, match=r"shard: cannot be read as an indexed file .*No such file"):
+            IndexedFile(tmp_path / "shard")
+    os.mkfifo(tmp_path / "shard.idx")
+    with pytest.raises(ConfigError, match="shard: cannot be read as an indexed file"):
+        IndexedFile(tmp_path / "shard")
+
+
+def test_an_error_of_the_file_system_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr("data_prep.shards.os.open", fails)  # as a file server's failure, which may pass
