@@ -5,6 +5,8 @@ import re
 import sys
 import time
 import unicodedata
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,6 +30,7 @@ from data_prep.pipeline import Intake
 from data_prep.planning import Range
 from data_prep.reading import Reader, sample_chunks, sample_documents
 from data_prep.sources import find_sources
+from tests.data_prep.conftest import documents_of
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ from data_prep.sources import find_sources
         ("[[a|b]] {{c}}", "b", {"markup": 12}),
     ],
 )
-def test_removed_characters_are_counted_by_reason(content, text, removed):
+def test_removed_characters_are_counted_by_reason(content: str, text: str, removed: dict[str, int]) -> None:
     cleaned = clean(content.encode(), frozenset() if "[[" in content else None)
     assert cleaned.text == text
     assert cleaned.removed == removed
@@ -49,7 +52,7 @@ def test_removed_characters_are_counted_by_reason(content, text, removed):
     assert cleaned.kept == len(text)
 
 
-def test_text_is_normalized_to_nfc_and_its_characters_counted_before():
+def test_text_is_normalized_to_nfc_and_its_characters_counted_before() -> None:
     cleaned = clean("cafe\u0301 \u0958".encode())
     assert cleaned.text == unicodedata.normalize("NFC", "cafe\u0301 \u0958")
     assert cleaned.normalized
@@ -57,7 +60,7 @@ def test_text_is_normalized_to_nfc_and_its_characters_counted_before():
     assert not clean("caf\u00e9".encode()).normalized
 
 
-def test_a_control_character_does_not_keep_an_accent_from_its_letter():
+def test_a_control_character_does_not_keep_an_accent_from_its_letter() -> None:
     assert clean("e\x00\u0301".encode()).text == "\u00e9"
 
 
@@ -67,7 +70,7 @@ MARKS = [
 
 
 @pytest.mark.parametrize("unit", ["\u0301\u0323", "\u0f73", "\u0344\u0323\u0f75", "\u0323\u0301\u05b0\u3099"])
-def test_normalizing_runs_of_combining_marks_takes_linear_time(unit):
+def test_normalizing_runs_of_combining_marks_takes_linear_time(unit: str) -> None:
     """Python sorts them by insertion: 200 kB of marks in wrong order took 20 seconds."""
     content = ("e" + unit * (200_000 // len(unit.encode())) + " \u00e9" + unit).encode()
     started = time.process_time()
@@ -81,18 +84,18 @@ def test_normalizing_runs_of_combining_marks_takes_linear_time(unit):
 @given(
     st.lists(st.one_of(st.sampled_from(MARKS), st.sampled_from("ae\u00e9\u1100\u0915 "), st.just("\u0301\u0323" * 20)))
 )
-def test_sorting_long_runs_beforehand_changes_no_text(parts):
+def test_sorting_long_runs_beforehand_changes_no_text(parts: list[str]) -> None:
     text = "".join(parts) * 4
     assert clean(f"x{text}x".encode()).text == unicodedata.normalize("NFC", f"x{text}x")
 
 
-def test_every_mark_that_unicode_reorders_is_part_of_a_run():
+def test_every_mark_that_unicode_reorders_is_part_of_a_run() -> None:
     for mark in MARKS:
         assert _long_runs().fullmatch(mark * 31), f"{ord(mark):x}"
     assert not _long_runs().search("e\u00e9\u1100\u0915 " * 31)
 
 
-def test_malformed_utf8_is_replaced_and_counted():
+def test_malformed_utf8_is_replaced_and_counted() -> None:
     cleaned = decode(b"ab\xffcd\xe2\x82 \xef\xbf\xbd")
     assert cleaned.text == "ab\ufffdcd\ufffd \ufffd"
     assert cleaned.invalid_utf8 == 2
@@ -100,7 +103,7 @@ def test_malformed_utf8_is_replaced_and_counted():
 
 
 @pytest.mark.parametrize("line", ["word " * 50_000, "x" * 250_001, "x" * 150_000 + " y" * 40_000])
-def test_a_line_that_is_too_long_is_broken_at_white_space_if_there_is_any(line):
+def test_a_line_that_is_too_long_is_broken_at_white_space_if_there_is_any(line: str) -> None:
     cleaned = clean(f"before\n{line}\nafter".encode())
     lines = cleaned.text.split("\n")
     assert max(map(len, lines)) <= LONGEST_LINE
@@ -112,7 +115,7 @@ def test_a_line_that_is_too_long_is_broken_at_white_space_if_there_is_any(line):
 
 
 @given(st.one_of(st.binary(), st.text().map(str.encode)))
-def test_any_bytes_become_valid_nfc_text_with_all_characters_accounted_for(content):
+def test_any_bytes_become_valid_nfc_text_with_all_characters_accounted_for(content: bytes) -> None:
     cleaned = clean(content)
     cleaned.text.encode()
     assert unicodedata.is_normalized("NFC", cleaned.text)
@@ -143,11 +146,11 @@ def test_any_bytes_become_valid_nfc_text_with_all_characters_accounted_for(conte
         ("<b>" * 2000, "<b>" * 2000),
     ],
 )
-def test_only_running_text_remains(wikitext, text):
+def test_only_running_text_remains(wikitext: str, text: str) -> None:
     assert plain_text(wikitext) == text
 
 
-def test_sections_are_divided_at_headings_and_limited_in_length():
+def test_sections_are_divided_at_headings_and_limited_in_length() -> None:
     wikitext = "Lead.\n== A ==\n" + "A line.\n" * 5000 + "=== B ===\nx"
     sections = list(_sections(wikitext))
     assert "".join(sections) == wikitext
@@ -164,7 +167,7 @@ UNCLOSED = [
 
 
 @pytest.mark.parametrize("unit", UNCLOSED)
-def test_unclosed_markup_takes_linear_time_and_loses_no_text(unit):
+def test_unclosed_markup_takes_linear_time_and_loses_no_text(unit: str) -> None:
     """Tables of 16 kB took 17 seconds before they were divided."""
     started = time.process_time()
     text = plain_text("Before.\n" + unit * (40_000 // len(unit)) + "\nafter")
@@ -173,7 +176,7 @@ def test_unclosed_markup_takes_linear_time_and_loses_no_text(unit):
 
 
 @pytest.mark.parametrize("unit", [*UNCLOSED, "{{a|b}} [[c]] <ref>d</ref>\n{|\n| e\n|}\n"])
-def test_a_section_is_divided_only_because_of_unclosed_markup(unit):
+def test_a_section_is_divided_only_because_of_unclosed_markup(unit: str) -> None:
     section = unit * (_LONGEST_SECTION // len(unit))
     assert "".join(_sections(section)) == section
     assert (max(map(len, _sections(section))) <= 512) == (unit in UNCLOSED)
@@ -190,7 +193,7 @@ def test_a_section_is_divided_only_because_of_unclosed_markup(unit):
         ("|} }} ]] ] --> </div> />", 0),
     ],
 )
-def test_unclosed_markup_is_weighted_by_the_length_of_its_search(section, detours):
+def test_unclosed_markup_is_weighted_by_the_length_of_its_search(section: str, detours: int) -> None:
     assert _unclosed(section) == detours
 
 
@@ -205,7 +208,9 @@ def test_unclosed_markup_is_weighted_by_the_length_of_its_search(section, detour
         (b"", (b"", None)),
     ],
 )
-def test_a_page_gives_its_newest_text_or_the_reason_it_is_not_an_article(page, expected):
+def test_a_page_gives_its_newest_text_or_the_reason_it_is_not_an_article(
+    page: bytes, expected: tuple[bytes, str | None]
+) -> None:
     assert page_text(page) == expected
 
 
@@ -218,7 +223,7 @@ PAGE = "<page><ns>0</ns><text>Ein Dorf.[[datei:a.jpg|mini|b]] [[Benutzer:A|A]] [
 
 
 @pytest.mark.parametrize("pack", [bytes, bz2.compress])
-def test_a_dumps_own_names_of_namespaces_count_on_every_page(pack, tmp_path):
+def test_a_dumps_own_names_of_namespaces_count_on_every_page(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
     (tmp_path / "dewiki.xml").write_bytes(pack((DUMP % (PAGE * 30)).encode()))
     sources = find_sources([tmp_path])
     assert {*sample_documents(sources, 10_000, Reading())} == {"Ein Dorf. A"}
@@ -227,9 +232,9 @@ def test_a_dumps_own_names_of_namespaces_count_on_every_page(pack, tmp_path):
     assert texts and {*texts} == {"Ein Dorf. A"}
 
 
-def test_a_real_dump_gives_articles_without_markup(shared_data):
+def test_a_real_dump_gives_articles_without_markup(shared_data: Path) -> None:
     sources = find_sources([shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2"])
-    documents = list(next(sample_chunks(sources, 1_000_000, Reading())).documents(Reading()))
+    documents = documents_of([next(sample_chunks(sources, 1_000_000, Reading()))])
     reasons = [document.reason for document in documents]
     assert reasons.count("redirect") > 5
     texts = [

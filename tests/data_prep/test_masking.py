@@ -13,7 +13,7 @@ SPECIAL = np.array([True, True, False, False])
 CONTINUATION = np.array([False, False, False, True])
 
 
-def skewed_sequence(random, length):
+def skewed_sequence(random: np.random.Generator, length: int) -> np.ndarray:
     """Words of very different lengths, in two segments when there is room."""
     text = np.where(random.random(length - 2) < 0.6, WORD, PIECE)
     text[0] = WORD
@@ -23,32 +23,35 @@ def skewed_sequence(random, length):
     return np.concatenate(([CLS], text, [SEP]))
 
 
-def draw(sequences, copies=10, ngram=(0.8, 0.1, 0.1), seq_length=64, seed=0):
-    masker = Masker(seq_length, copies, ngram, SPECIAL, CONTINUATION)
+def draw(
+    sequences: Sequence[np.ndarray], copies: int = 10, ngram: tuple[float, ...] = (0.8, 0.1, 0.1), seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The masked positions, bool [sequence, copy, position], and how many n-grams of each length were drawn."""
+    masker = Masker(64, copies, ngram, SPECIAL, CONTINUATION)
     lengths = np.array([len(sequence) for sequence in sequences])
     bitmaps, drawn = masker.draw(np.concatenate(sequences), lengths, np.random.Generator(np.random.Philox(seed)))
-    shape = (len(sequences), copies, bytes_per_copy(seq_length))
+    shape = (len(sequences), copies, bytes_per_copy(64))
     return np.unpackbits(bitmaps.reshape(shape), axis=-1, bitorder="little").astype(bool), drawn
 
 
 @pytest.fixture(scope="module")
-def sequences():
+def sequences() -> list[np.ndarray]:
     random = np.random.default_rng(1)
     return [skewed_sequence(random, int(length)) for length in random.integers(3, 65, 500)]
 
 
-def test_the_masked_count_is_fifteen_percent_rounded_up_in_exact_arithmetic():
+def test_the_masked_count_is_fifteen_percent_rounded_up_in_exact_arithmetic() -> None:
     lengths = np.arange(1, 5000)
     assert (mask_size(lengths) == [-(-15 * int(length) // 100) for length in lengths]).all()
 
 
-def test_every_copy_masks_exactly_k_positions(sequences):
+def test_every_copy_masks_exactly_k_positions(sequences: list[np.ndarray]) -> None:
     masked, _ = draw(sequences)
     lengths = np.array([len(sequence) for sequence in sequences])
     assert (masked.sum(-1) == np.asarray(mask_size(lengths))[:, None]).all()
 
 
-def test_special_tokens_and_padding_are_never_masked(sequences):
+def test_special_tokens_and_padding_are_never_masked(sequences: list[np.ndarray]) -> None:
     masked, _ = draw(sequences)
     for sequence, copies in zip(sequences, masked, strict=True):
         allowed = ~SPECIAL[sequence]
@@ -56,14 +59,14 @@ def test_special_tokens_and_padding_are_never_masked(sequences):
         assert not copies[:, len(sequence) :].any()
 
 
-def test_copies_of_one_shuffle_are_disjoint(sequences):
+def test_copies_of_one_shuffle_are_disjoint(sequences: list[np.ndarray]) -> None:
     masked, _ = draw(sequences, copies=COPIES_PER_SHUFFLE)
     for sequence, copies in zip(sequences, masked, strict=True):
         fitting = min(COPIES_PER_SHUFFLE, int((~SPECIAL[sequence]).sum()) // mask_size(len(sequence)))
         assert copies[:fitting].sum(0).max() == 1
 
 
-def test_shuffles_differ(sequences):
+def test_shuffles_differ(sequences: list[np.ndarray]) -> None:
     masked, _ = draw(sequences[:50], copies=12)
     long = [number for number, sequence in enumerate(sequences[:50]) if len(sequence) > 30]
     assert (masked[long, :6] != masked[long, 6:]).any((1, 2)).all()
@@ -79,7 +82,7 @@ def test_shuffles_differ(sequences):
     ],
     ids=["two segments", "rare words at both ends", "short"],
 )
-def test_every_token_has_the_same_chance_of_being_masked(text, ngram):
+def test_every_token_has_the_same_chance_of_being_masked(text: list[int], ngram: tuple[float, ...]) -> None:
     """Trimming only the end of the list would mask word-final pieces 7% too rarely; this test would notice."""
     sequence = np.array([CLS, *text, SEP])
     draws, copies = 6000, 3
@@ -93,14 +96,14 @@ def test_every_token_has_the_same_chance_of_being_masked(text, ngram):
     assert statistic < chi2.ppf(0.9999, m - 1)
 
 
-def test_ngram_lengths_have_the_configured_probabilities(sequences):
+def test_ngram_lengths_have_the_configured_probabilities(sequences: list[np.ndarray]) -> None:
     ngram = (0.5, 0.3, 0.2)
     _, drawn = draw(sequences * 4, ngram=ngram)
     expected = drawn.sum() * np.array(ngram)
     assert ((drawn - expected) ** 2 / expected).sum() < chi2.ppf(0.9999, len(ngram) - 1)
 
 
-def test_at_most_two_ngrams_are_cut():
+def test_at_most_two_ngrams_are_cut() -> None:
     """If words have equal lengths and n-grams have one word, masks consist of whole words except at their two ends."""
     sequence = np.array([CLS, *([WORD, PIECE, PIECE] * 20), SEP])
     masked, _ = draw([sequence] * 300, ngram=(1.0,))
@@ -110,7 +113,7 @@ def test_at_most_two_ngrams_are_cut():
     assert cut.mean() < 2
 
 
-def test_no_ngram_crosses_segments():
+def test_no_ngram_crosses_segments() -> None:
     """All n-grams have three words, but the first segment has only one, which is then an n-gram."""
     sequence = np.array([CLS, WORD, SEP, *([WORD] * 36), SEP])
     masked, _ = draw([sequence] * 2000, ngram=(0.0, 0.0, 1.0), copies=1)
@@ -119,30 +122,24 @@ def test_no_ngram_crosses_segments():
     assert together < 1.6 * alone.mean() * neighbor.mean() + 0.02
 
 
-def test_masks_depend_only_on_the_seed(sequences):
+def test_masks_depend_only_on_the_seed(sequences: list[np.ndarray]) -> None:
     first, again, other = (draw(sequences, seed=seed)[0] for seed in (3, 3, 4))
     assert (first == again).all()
     assert (first != other).any()
 
 
-def test_no_sequences_give_no_masks():
+def test_no_sequences_give_no_masks() -> None:
     masker = Masker(64, 10, (1.0,), SPECIAL, CONTINUATION)
     bitmaps, drawn = masker.draw(np.empty(0, np.uint16), np.empty(0, np.int32), np.random.default_rng(0))
     assert bitmaps.shape == (0, 80)
     assert drawn.sum() == 0
 
 
-def simulated_mask(
-    maskable: np.ndarray, starts: np.ndarray, length: int, ngram: Sequence[float], random: np.random.Generator
-) -> np.ndarray:
-    """Draws one mask slowly, as in docs and paper: n-grams shuffled on a circle, k tokens from a random start.
-
-    `maskable` and `starts` (of words) are booleans per position, `length` is the number of tokens, and `ngram` holds
-    the probabilities of 1, 2, ... words.
-    """
+def simulated_mask(ids: np.ndarray, ngram: Sequence[float], random: np.random.Generator) -> np.ndarray:
+    """Draws one mask slowly, as in docs and paper: n-grams shuffled on a circle, k tokens from a random start."""
     words: list[list[int]] = []
-    for position in np.flatnonzero(maskable).tolist():
-        if starts[position]:
+    for position in np.flatnonzero(~SPECIAL[ids]).tolist():
+        if not CONTINUATION[ids[position]]:
             words.append([])
         words[-1].append(position)
     grams: list[list[int]] = []
@@ -155,29 +152,24 @@ def simulated_mask(
         grams.append(gram)
     circle = [position for number in random.permutation(len(grams)) for position in grams[number]]
     start = int(random.integers(len(circle)))
-    masked = np.zeros(len(maskable), np.bool_)
-    masked[(circle[start:] + circle[:start])[: int(mask_size(length))]] = True
+    masked = np.zeros(len(ids), np.bool_)
+    masked[(circle[start:] + circle[:start])[: int(mask_size(len(ids)))]] = True
     return masked
 
 
-def run_lengths(masked):
+def run_lengths(masked: np.ndarray) -> np.ndarray:
     """The lengths of the unbroken runs of masked positions."""
     edges = np.diff(np.pad(masked, ((0, 0), (0, 0), (1, 1))).astype(np.int8), axis=-1).ravel()
     return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
 
 
-def test_the_simulation_and_the_masker_have_the_same_run_lengths():
-    """One is slow and simple, the other vectorized. Special ids are 0 and 1, `##` pieces are 3."""
+def test_the_simulation_and_the_masker_have_the_same_run_lengths() -> None:
+    """One is slow and simple, the other vectorized."""
     random = np.random.default_rng(0)
-    ids = np.where(random.random(64) < 0.3, 3, 2).astype(np.uint16)
-    ids[[0, 30, 63]], ids[[1, 31]] = (0, 1, 1), 2
-    special, continuation = np.array([True, True, False, False]), np.array([False, False, False, True])
-    maskable = ~special[ids]
-    starts = maskable & ~continuation[ids]
+    ids = np.where(random.random(64) < 0.3, PIECE, WORD)
+    ids[[0, 30, 63]], ids[[1, 31]] = (CLS, SEP, SEP), WORD
     ngram, draws = (0.5, 0.3, 0.2), 3000
-    simulated = [run_lengths(simulated_mask(maskable, starts, 64, ngram, random)[None, None]) for _ in range(draws)]
-    masker = Masker(64, 1, ngram, special, continuation)
-    bitmaps, _ = masker.draw(np.tile(ids, draws), np.full(draws, 64, np.int32), random)
-    runs = run_lengths(np.unpackbits(bitmaps, bitorder="little").reshape(draws, 1, 64).astype(bool))
-    expected, counts = (np.bincount(lengths, minlength=12)[:8] for lengths in (np.concatenate(simulated), runs))
+    simulated = np.stack([simulated_mask(ids, ngram, random) for _ in range(draws)])
+    masked, _ = draw([ids] * draws, copies=1, ngram=ngram)
+    expected, counts = (np.bincount(run_lengths(found), minlength=12)[:8] for found in (simulated[:, None], masked))
     assert counts[1:5] == pytest.approx(expected[1:5], rel=0.1)

@@ -4,7 +4,7 @@ import hashlib
 import lzma
 import re
 import unicodedata
-from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ from data_prep.minhash import BANDS, document_keys
 from tests.data_prep.real_text import fuzz_documents
 
 
-def bands_of(*texts):
+def bands_of(*texts: str) -> np.ndarray:
     return np.concatenate(list(document_keys([Document(text.encode(), 0) for text in texts], near=True)))[:, 1:]
 
 
-def test_case_and_punctuation_make_no_difference_and_order_does():
+def test_case_and_punctuation_make_no_difference_and_order_does() -> None:
     same, other, moved = bands_of(
         "One two, three! Four five six.", "one TWO three\nfour (five) six", "six one two three"
     )
@@ -28,62 +28,52 @@ def test_case_and_punctuation_make_no_difference_and_order_does():
     assert (same != moved).all()
 
 
-def test_texts_without_words_are_copies_only_if_their_bytes_are_equal():
+def test_texts_without_words_are_copies_only_if_their_bytes_are_equal() -> None:
     one, same, other = bands_of("***", "***", "---")
     assert (one == same).all()
     assert (one != other).all()
 
 
-def test_texts_without_spaces_are_compared_by_characters():
+def test_texts_without_spaces_are_compared_by_characters() -> None:
     text = "吾輩は猫である名前はまだ無いどこで生れたかとんと見当がつかぬ" * 2
     one, other = bands_of(text, text[1:])
     assert (one == other).any()
 
 
-def test_a_document_that_is_dropped_anyway_has_no_key():
+def test_a_document_that_is_dropped_anyway_has_no_key() -> None:
     [keys] = document_keys([Document(b"one two", 0, "no_text"), Document(b"", 0)], near=True)
     assert not keys.any()
 
 
-def test_malformed_text_has_keys():
+def test_malformed_text_has_keys() -> None:
     [keys] = document_keys([Document(b"one \xff\xed\xa0\x80 two", 0)], near=True)
     assert keys.all()
 
 
-def test_the_first_key_is_the_digest_and_the_others_are_in_ascending_order():
+def test_the_first_key_is_the_digest_and_the_others_are_in_ascending_order() -> None:
     documents = [Document(f"Document number {n}.".encode(), 0) for n in range(100)]
     [keys] = document_keys(documents, near=True)
     assert keys[:, 0].tobytes() == b"".join(document.digest for document in documents)
     assert (keys[:, 1:] >> np.uint64(60)).tolist() == [list(range(BANDS))] * 100
 
 
-@pytest.fixture(params=[400, 5000])
-def small_batches(request):
-    """A context in which batches have this many characters."""
-
-    @contextmanager
-    def changed():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(minhash, "_AT_ONCE", request.param)
-            minhash._tables.cache_clear()
-            yield
-        minhash._tables.cache_clear()
-
-    return changed
-
-
-def test_batches_and_other_documents_change_no_key(small_batches):
+@pytest.mark.parametrize("at_once", [400, 5000])
+def test_batches_and_other_documents_change_no_key(
+    at_once: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     texts = [" ".join(map(str, range(start, start + 3000))) for start in range(60)]
     texts[1:1] = fuzz_documents(20_000, seed=0)
     together = bands_of(*texts)
     assert together.shape == (len(texts), BANDS)
     assert (bands_of(*texts[::-1]) == together[::-1]).all()
     assert (bands_of(texts[-1]) == together[-1]).all()
-    with small_batches():
-        assert (bands_of(*texts) == together).all()
+    monkeypatch.setattr(minhash, "_AT_ONCE", at_once)
+    minhash._tables.cache_clear()
+    request.addfinalizer(minhash._tables.cache_clear)
+    assert (bands_of(*texts) == together).all()
 
 
-def test_equal_words_have_equal_hashes_and_others_others():
+def test_equal_words_have_equal_hashes_and_others_others() -> None:
     texts = [*fuzz_documents(100_000, seed=1), "İstanbul’s naïve na\u0131ve CAFE\u0301 x_y 日本hyōカタ ที่นี่ -3.14"]
     expected = [word for text in texts for word in words(unicodedata.normalize("NFC", text).lower())]
     hashes, _ = minhash._words([text.encode() for text in texts])
@@ -92,7 +82,7 @@ def test_equal_words_have_equal_hashes_and_others_others():
 
 
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.7, 0.8, 0.9])
-def test_the_share_of_pairs_with_a_common_key_is_that_of_ideal_random_hashes(similarity):
+def test_the_share_of_pairs_with_a_common_key_is_that_of_ideal_random_hashes(similarity: float) -> None:
     """1 - (1 - J^7)^16, as stated in the module and the docs; the sets have 400 shingles."""
     random = np.random.default_rng(0)
     shared = round(800 * similarity / (1 + similarity)) + 4
@@ -106,13 +96,13 @@ def test_the_share_of_pairs_with_a_common_key_is_that_of_ideal_random_hashes(sim
     assert found == pytest.approx(expected, abs=3 * np.sqrt(expected * (1 - expected) / 500) + 0.002)
 
 
-def test_keys_never_change_because_builds_resume_with_those_on_disk():
+def test_keys_never_change_because_builds_resume_with_those_on_disk() -> None:
     texts = "The quick brown fox jumps over.", "", "Ka.", "..."
     [keys] = document_keys([Document(text.encode(), 0) for text in texts], near=True)
     assert hashlib.sha256(keys.tobytes()).hexdigest().startswith("52e145072a2c4a66")
 
 
-def edited(text, others, rate, random):
+def edited(text: str, others: list[str], rate: float, random: np.random.Generator) -> str:
     """The text with words replaced, or left out, or with its end replaced by another text's."""
     words, other = text.split(" "), others[random.integers(len(others))].split(" ")
     kind = random.integers(3)
@@ -124,18 +114,18 @@ def edited(text, others, rate, random):
     return " ".join(words[:kept] + other[: len(words) - kept])
 
 
-def shingles_of(text):
+def shingles_of(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"[^\W_]+", text.lower())
     return {tuple(words[start : start + 5]) for start in range(max(1, len(words) - 4))}
 
 
-def jaccard(one, other):
-    one, other = shingles_of(one), shingles_of(other)
+def jaccard(*pair: str) -> float:
+    one, other = map(shingles_of, pair)
     return len(one & other) / len(one | other)
 
 
 @pytest.mark.long
-def test_edited_articles_of_wikipedia_are_found_by_their_similarity_and_others_are_not(shared_data):
+def test_edited_articles_of_wikipedia_are_found_by_their_similarity_and_others_are_not(shared_data: Path) -> None:
     """At least 99% of those at .8 and above, under 1% at .3 and below; no two articles below .3 have a common key."""
     with lzma.open(shared_data / "wiki" / "enwiki-AA-0.xz") as file:
         content = file.read(12_000_000)

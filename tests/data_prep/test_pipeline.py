@@ -106,14 +106,6 @@ def test_the_random_stream_belongs_to_the_shards_key(build: Build) -> None:
     assert one.written[".mask.bin"] != other.written[".mask.bin"]
 
 
-def test_empty_and_malformed_documents_are_accounted_for(build: Build) -> None:
-    blocks = (b"", b"Ka \xff\xfe lo \xef\xbf\xbd.", b"\x00\x01")
-    books = build({"wiki_00": b"".join(b"<doc id=''>\n%s\n</doc>\n" % block for block in blocks)}).books
-    assert books.documents.model_dump() == {"read": 3, "train": 1, "held_out": 0, "dropped": {"empty": 2}}
-    assert books.balances
-    assert books.invalid_utf8 == 2
-
-
 def test_a_range_without_text_makes_no_files(build: Build, output: Path) -> None:
     record = build({"wiki_00": '<doc id="1">\n</doc>\n'}, held_out=0.1)
     assert record.train is record.held_out is None

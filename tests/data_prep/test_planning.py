@@ -3,6 +3,8 @@
 import gzip
 import lzma
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -17,12 +19,12 @@ from tests.data_prep.conftest import many_documents, words
     ("text", "shards"),
     [(1e6, 1), (6e6, 1), (12e6, 2), (50e6, 8), (100e6, 8), (500e6, 8), (1e9, 16), (2e10, 128), (1e13, 10_000)],
 )
-def test_the_number_of_shards_suits_the_input(text, shards):
+def test_the_number_of_shards_suits_the_input(text: float, shards: int) -> None:
     sources = [Source("a.txt", f"0/{number}", int(text / 40_000)) for number in range(40_000)]
     assert len(plan_shards(sources, 0)) == pytest.approx(shards, rel=0.03, abs=1)
 
 
-def test_numbers_and_keys_are_distinct_and_do_not_depend_on_the_location_of_the_input(tmp_path):
+def test_numbers_and_keys_are_distinct_and_do_not_depend_on_the_location_of_the_input(tmp_path: Path) -> None:
     keys = []
     for place in ("here", "there/deeper"):
         folder = tmp_path / place / "corpus"
@@ -39,7 +41,7 @@ def test_numbers_and_keys_are_distinct_and_do_not_depend_on_the_location_of_the_
     assert keys[0][0] == "0/b.txt@0"
 
 
-def test_small_files_share_a_shard_in_their_order(tmp_path):
+def test_small_files_share_a_shard_in_their_order(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number:02d}.txt").write_text(f"Text {number:05d}")
     tasks = plan_shards(find_sources([tmp_path]), 50)
@@ -50,7 +52,9 @@ def test_small_files_share_a_shard_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".xz", lzma.compress), (".gz", gzip.compress)])
-def test_one_worker_writes_all_shards_of_a_file_that_cannot_be_sought(tmp_path, monkeypatch, suffix, pack):
+def test_one_worker_writes_all_shards_of_a_file_that_cannot_be_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
     monkeypatch.setattr("data_prep.unpacking.find_spec", lambda name: None)
     text = "\n\n".join(words(2000, 300)).encode()
     (tmp_path / f"a.txt{suffix}").write_bytes(pack(text))
@@ -58,7 +62,7 @@ def test_one_worker_writes_all_shards_of_a_file_that_cannot_be_sought(tmp_path, 
     assert len(task) in (4, 5)
 
 
-def test_a_table_is_divided_by_its_row_groups(tmp_path):
+def test_a_table_is_divided_by_its_row_groups(tmp_path: Path) -> None:
     table = pyarrow.table({"text": many_documents(300)})
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=20)
     tasks = plan_shards(find_sources([tmp_path]), 20_000)
@@ -67,7 +71,7 @@ def test_a_table_is_divided_by_its_row_groups(tmp_path):
     assert bounds[-1][1] == 15
 
 
-def test_a_plan_holds_names_and_ranges_and_no_text(tmp_path):
+def test_a_plan_holds_names_and_ranges_and_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(words(200, 600)))
     tasks = plan_shards(find_sources([tmp_path]), 2000)
     assert len(tasks) > 10

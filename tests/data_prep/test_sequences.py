@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from data_prep.sequences import TokenStream, build_sequences
+from data_prep.sequences import Packing, TokenStream, build_sequences
 
 CLS, SEP = 1, 2
 TEXT = 10  # ids of text start here; `##` pieces are odd
 
 
-def make_stream(random, documents=60, sentence=(1, 40)):
+def make_stream(random: np.random.Generator, documents: int = 60, sentence: tuple[int, int] = (1, 40)) -> TokenStream:
     sentences = [random.integers(*sentence, int(random.integers(1, 25))) for _ in range(documents)]
     sentence_ends = np.cumsum(np.concatenate(sentences))
     document_ends = np.cumsum([lengths.sum() for lengths in sentences])
@@ -18,52 +18,54 @@ def make_stream(random, documents=60, sentence=(1, 40)):
     return TokenStream(ids, ids % 2 == 0, sentence_ends, document_ends)
 
 
-def build(stream, seq_length=64, packing="documents", seed=0, one_segment=False):
+def build(
+    stream: TokenStream, seq_length: int = 64, packing: Packing = "documents", seed: int = 0, one_segment: bool = False
+) -> list[np.ndarray]:
     random = np.random.default_rng(seed)
     ids, lengths = build_sequences(stream, seq_length, packing, CLS, SEP, random, one_segment)
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
-def text_of(sequence):
+def text_of(sequence: np.ndarray) -> np.ndarray:
     return sequence[(sequence != CLS) & (sequence != SEP)]
 
 
 @pytest.fixture(scope="module")
-def stream():
+def stream() -> TokenStream:
     return make_stream(np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("packing", ["documents", "full"])
-def test_every_token_is_kept_in_order(stream, packing):
-    sequences = build(stream, packing=packing)
+@pytest.mark.parametrize("seq_length", [8, 64, 512])
+@pytest.mark.parametrize("one_segment", [False, True])
+def test_a_sequence_is_one_or_two_segments_between_special_tokens_on_request_one_and_no_token_is_lost(
+    stream: TokenStream, packing: Packing, seq_length: int, one_segment: bool
+) -> None:
+    sequences = build(stream, seq_length, packing, one_segment=one_segment)
+    for sequence in sequences:
+        separators = np.flatnonzero(sequence == SEP)
+        assert np.flatnonzero(sequence == CLS).tolist() == [0]
+        assert len(separators) in ((1,) if one_segment else (1, 2))
+        assert separators[-1] == len(sequence) - 1 < seq_length
+        assert np.diff([0, *separators]).min() > 1
     assert np.array_equal(np.concatenate([text_of(sequence) for sequence in sequences]), stream.ids)
 
 
-@pytest.mark.parametrize("packing", ["documents", "full"])
-@pytest.mark.parametrize("seq_length", [8, 64, 512])
-def test_a_sequence_is_one_or_two_segments_between_special_tokens(stream, packing, seq_length):
-    for sequence in build(stream, seq_length, packing):
-        separators = np.flatnonzero(sequence == SEP)
-        assert sequence[0] == CLS
-        assert (sequence == CLS).sum() == 1
-        assert len(separators) in (1, 2)
-        assert separators[-1] == len(sequence) - 1
-        assert np.diff([0, *separators]).min() > 1
-        assert len(sequence) <= seq_length
-
-
-def test_documents_never_share_a_sequence(stream):
+def test_documents_never_share_a_sequence(stream: TokenStream) -> None:
     ends = np.cumsum([len(text_of(sequence)) for sequence in build(stream)])
     assert np.isin(stream.document_ends, ends).all()
 
 
-def test_full_packing_leaves_room_only_in_the_last_sequence(stream):
-    lengths = [len(sequence) for sequence in build(stream, packing="full")]
-    assert set(lengths[:-1]) <= {63, 64}  # 63 if a segment had to be divided and had no sentence end
+@pytest.mark.parametrize(("one_segment", "allowed"), [(False, {63, 64}), (True, {64})])
+def test_full_packing_leaves_room_only_in_the_last_sequence_or_where_a_sentence_had_to_be_divided(
+    stream: TokenStream, one_segment: bool, allowed: set[int]
+) -> None:
+    lengths = [len(sequence) for sequence in build(stream, packing="full", one_segment=one_segment)]
+    assert set(lengths[:-1]) <= allowed
     assert np.mean(lengths[:-1]) > 63.5
 
 
-def test_segments_split_at_a_sentence_end(stream):
+def test_segments_split_at_a_sentence_end(stream: TokenStream) -> None:
     position = 0
     for sequence in build(stream):
         separators = np.flatnonzero(sequence == SEP)
@@ -72,7 +74,7 @@ def test_segments_split_at_a_sentence_end(stream):
         position += len(text_of(sequence))
 
 
-def test_the_split_is_near_the_middle():
+def test_the_split_is_near_the_middle() -> None:
     stream = make_stream(np.random.default_rng(0), documents=600, sentence=(4, 8))
     pairs = [sequence for sequence in build(stream) if len(sequence) == 64 and (sequence == SEP).sum() == 2]
     first = np.array([np.flatnonzero(sequence == SEP)[0] - 1 for sequence in pairs])
@@ -80,26 +82,13 @@ def test_the_split_is_near_the_middle():
     assert (abs(first - 30) < 8).all()
 
 
-def test_one_sequence_in_ten_has_a_single_segment():
+def test_one_sequence_in_ten_has_a_single_segment() -> None:
     stream = make_stream(np.random.default_rng(0), documents=3000, sentence=(4, 8))
     full = [sequence for sequence in build(stream) if len(sequence) >= 60]
     assert abs(np.mean([(sequence == SEP).sum() == 1 for sequence in full]) - 0.1) < 0.02
 
 
-@pytest.mark.parametrize("packing", ["documents", "full"])
-@pytest.mark.parametrize("seq_length", [8, 64, 512])
-def test_on_request_no_sequence_has_a_second_segment(stream, packing, seq_length):
-    sequences = build(stream, seq_length, packing, one_segment=True)
-    for sequence in sequences:
-        assert sequence[0] == CLS
-        assert np.flatnonzero(sequence == SEP).tolist() == [len(sequence) - 1]
-        assert 3 <= len(sequence) <= seq_length
-    assert np.array_equal(np.concatenate([text_of(sequence) for sequence in sequences]), stream.ids)
-    if packing == "full":
-        assert {len(sequence) for sequence in sequences[:-1]} <= {seq_length}
-
-
-def test_one_target_length_in_twenty_is_shorter():
+def test_one_target_length_in_twenty_is_shorter() -> None:
     """Long documents of whole words have short sequences only where the target is short."""
     ids = np.full(200_000, TEXT, np.uint16)
     ends = np.arange(5, 200_001, 5)
@@ -111,12 +100,12 @@ def test_one_target_length_in_twenty_is_shorter():
     assert abs(short.mean() - (5 + 62) / 2) < 4
 
 
-def test_a_word_that_does_not_fit_starts_the_next_sequence(stream):
+def test_a_word_that_does_not_fit_starts_the_next_sequence(stream: TokenStream) -> None:
     for sequence in build(stream):
         assert text_of(sequence)[0] % 2 == 0
 
 
-def test_a_word_longer_than_a_sequence_is_cut():
+def test_a_word_longer_than_a_sequence_is_cut() -> None:
     ids = np.full(1000, TEXT + 1, np.uint16)
     ids[0] -= 1
     stream = TokenStream(ids, ids % 2 == 0, np.array([1000]), np.array([1000]))
@@ -125,14 +114,14 @@ def test_a_word_longer_than_a_sequence_is_cut():
     assert max(map(len, sequences)) <= 64
 
 
-def test_equal_random_streams_give_equal_sequences(stream):
+def test_equal_random_streams_give_equal_sequences(stream: TokenStream) -> None:
     first, again, other = (np.concatenate(build(stream, seed=seed)) for seed in (5, 5, 6))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
 
 @pytest.mark.parametrize("packing", ["documents", "full"])
-def test_no_text_gives_no_sequences(packing):
+def test_no_text_gives_no_sequences(packing: Packing) -> None:
     nothing = np.empty(0, np.int64)
     stream = TokenStream(np.empty(0, np.uint16), np.empty(0, bool), nothing, nothing)
     ids, lengths = build_sequences(stream, 64, packing, CLS, SEP, np.random.default_rng(0))
