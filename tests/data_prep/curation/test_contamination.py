@@ -90,9 +90,10 @@ def test_texts_that_are_all_too_short_are_refused(path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    rows = '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n'
+    bare = "a\t1\tone\r\nb\t0\ttwo\r\n"
     files = {
-        "rows.tsv": '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n',
-        "bare.tsv": "a\t1\tone\r\nb\t0\ttwo\r\n",
+        **{"rows.tsv": rows, "bare.tsv": bare, "elsewhere/rows.tsv": rows, "elsewhere/bare.tsv": bare},
         "lines.jsonl": '{"a": "one", "b": {"c": ["two", {"a": "three"}]}, "n": 4}\n\n{"a": null, "c": "five"}\n',
         "tree.json": json.dumps([{"title": "x", "paragraphs": [{"context": "one", "qas": [{"question": "?"}]}]}]),
         "glue/CoLA/dev.tsv": "gj04\t1\t\tOne sailor.\ngj04\t0\t*\tTwo sailor.\n",
@@ -104,10 +105,12 @@ def folder(tmp_path: Path) -> Path:
         "squad/train-v1.1.json": "{}",
         "pairs/b.jsonl": '{"sentence_good": "B.", "sentence_bad": "Bad.", "UID": "b"}\n',
         "pairs/a.jsonl": '{"sentence_good": "A.", "sentence_bad": "Worse."}\n',
+        **{"bad.json": "{", "bad.jsonl": "{}\n{", "broken.zip": "PK", "latin1.tsv": 'caf\udce9"\n'},
+        **dict.fromkeys(("latin1.json", "latin1.jsonl"), '{"a": "\udce9"}\n'),
     }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(content, "utf-8", "surrogateescape")
     with zipfile.ZipFile(tmp_path / "BLiMP.zip", "w") as archive:
         archive.write(tmp_path / "pairs/b.jsonl", "data/b.jsonl")
         archive.writestr("data/readme.txt", "no")
@@ -163,12 +166,9 @@ def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(f
     def digest(given: str) -> str:
         return read_sets([f"x={folder / given}"])[0].sha256
 
-    same = folder / "elsewhere" / "bare.tsv"
-    same.parent.mkdir()
-    same.write_bytes((folder / "bare.tsv").read_bytes())
     assert digest("bare.tsv:3") == digest("elsewhere/bare.tsv:3")
     assert len({digest("bare.tsv:3"), digest("bare.tsv"), digest("rows.tsv:text")}) == 3
-    same.write_text("a\t0\tother\n")
+    (folder / "elsewhere" / "bare.tsv").write_text("a\t0\tother\n")
     assert digest("bare.tsv:3") != digest("elsewhere/bare.tsv:3")
 
 
@@ -206,14 +206,6 @@ def test_the_digest_depends_on_contents_names_and_fields_but_not_on_the_folder(f
 def test_a_mistake_is_one_line_that_names_the_set(
     folder: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], problem: str
 ) -> None:
-    (folder / "elsewhere").mkdir()
-    (folder / "elsewhere/rows.tsv").write_bytes((folder / "rows.tsv").read_bytes())
-    (folder / "bad.json").write_text("{")
-    (folder / "bad.jsonl").write_text("{}\n{")
-    (folder / "broken.zip").write_bytes(b"PK")
-    (folder / "latin1.tsv").write_bytes(b'caf\xe9"\n')
-    for name in ("latin1.json", "latin1.jsonl"):
-        (folder / name).write_bytes(b'{"a": "\xe9"}\n')
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=f"decontaminate: .*({problem})") as error:
         read_sets(given)
