@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from data_prep.reading import CHUNK, Chunk, Reader
 from data_prep.shards import IndexedWriter
 from data_prep.sources import Source
 from data_prep.tokens import SPECIAL_TOKENS
-from data_prep.workers import Pool, start_pool
 from tests.conftest import REPOSITORY
 
 PARAGRAPHS = Reading()
@@ -101,13 +99,6 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("data_prep.building.build_shard", build)
     return names
-
-
-@contextmanager
-def pool_of(workers: int) -> Iterator[Pool]:
-    with start_pool(workers) as pool:
-        assert pool is not None
-        yield pool
 
 
 def again(options: BuildOptions, output: Path, **changes: object) -> BuildOptions:

@@ -19,7 +19,8 @@ from data_prep.planning import WorkerTask, plan_shards
 from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from tests.conftest import unread
-from tests.data_prep.conftest import PARAGRAPHS, documents_of, pool_of
+from tests.data_prep.conftest import PARAGRAPHS, documents_of
+from tests.data_prep.pools import pool_of
 
 Copies = dict[int, str]
 

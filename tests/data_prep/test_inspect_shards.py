@@ -18,7 +18,8 @@ from data_prep.manifest import Manifest, load_manifest, save_manifest
 from data_prep.masking import mask_size
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import sealed, with_suffix
-from tests.data_prep.conftest import again, flip, pool_of, write_indexed
+from tests.data_prep.conftest import again, flip, write_indexed
+from tests.data_prep.pools import pool_of
 
 
 @pytest.fixture(scope="module")

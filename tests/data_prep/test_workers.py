@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from electra_sampler.foundation.config import ConfigError
-from tests.data_prep.conftest import pool_of
+from tests.data_prep.pools import pool_of
 
 
 def add(item: int, constant: int) -> int:
