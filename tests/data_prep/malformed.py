@@ -102,18 +102,15 @@ def _damaged(content: bytes, random: np.random.Generator) -> bytes:
     if not content:
         return content
     start, end = sorted(random.integers(0, len(content) + 1, 2).tolist())
-    kind = random.integers(0, 6)
-    if kind == 0:
-        return content[:end]
-    if kind == 1:
-        return content[start:]
-    if kind == 2:
-        return content[:start] + content[end:]
-    if kind == 3:
-        return content[:start] + random.bytes(int(random.integers(1, 40))) + content[start:]
-    if kind == 4:
-        return content[:end] + content[start:end] + content[end:]
     changed = bytearray(content)
     for place in random.integers(0, len(content), 5).tolist():
         changed[place] ^= int(random.integers(1, 256))
-    return bytes(changed)
+    forms = (
+        content[:end],
+        content[start:],
+        content[:start] + content[end:],
+        content[:start] + random.bytes(int(random.integers(1, 40))) + content[start:],
+        content[:end] + content[start:end] + content[end:],
+        bytes(changed),
+    )
+    return forms[random.integers(len(forms))]

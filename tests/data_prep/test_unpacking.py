@@ -249,9 +249,7 @@ def test_a_block_missing_inside_a_stream_is_an_error(tmp_path: Path) -> None:
     starts = [found.start() for found in re.finditer(f"{BLOCK:048b}", bits)]
     end = bits.index(f"{END:048b}") + 80
     bits = bits[: starts[1]] + bits[starts[2] : end]
-    damaged = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8))
-    with pytest.raises(OSError):
-        bz2.decompress(damaged)
-    (tmp_path / "a.txt.bz2").write_bytes(damaged)
+    size = -(-len(bits) // 8)
+    (tmp_path / "a.txt.bz2").write_bytes(int(bits.ljust(8 * size, "0"), 2).to_bytes(size))
     with pytest.raises(ConfigError, match=r"a\.txt\.bz2 cannot be read to the end"):
         read_shards(tmp_path / "a.txt.bz2", 1e5)
