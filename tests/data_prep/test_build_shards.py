@@ -352,15 +352,13 @@ def test_rows_of_one_sentence_are_a_warning_and_become_one_document_with_no_word
     parquet.write_table(pyarrow.table({"text": rows}), table, row_group_size=100)
     manifests = {}
     for documents in ("blank_line", "file"):
-        case = again(
-            options, tmp_path / documents, input=(tmp_path / "books.parquet",), documents=documents, shard_mb=1
-        )
+        case = again(options, tmp_path / documents, input=(table,), documents=documents, shard_mb=1)
         assert main(case) == 0
-        inspect(InspectOptions(folder=case.output))
         printed, manifests[documents] = capsys.readouterr().out, load_manifest(case.output)
         is_wasteful = documents == "blank_line"
-        assert printed.count("would be padding") == is_wasteful
-        assert printed.count("of the sequences is padding") == 2 * is_wasteful
+        assert ("would be padding" in printed) == ("of the sequences is padding" in printed) == is_wasteful
+        inspect(InspectOptions(folder=case.output))
+        assert ("of the sequences is padding" in capsys.readouterr().out) == is_wasteful
     many, one = manifests["blank_line"], manifests["file"]
     assert many.totals.padding_share > 0.8 and one.totals.padding_share < 0.1
     assert many.books.word_pieces.read == one.books.word_pieces.read
@@ -448,10 +446,9 @@ def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(
     assert field in errors
 
 
-def test_output_inside_the_input_is_refused(options: BuildOptions, tmp_path: Path) -> None:
-    shutil.copytree(options.input[0], tmp_path / "in")
+def test_output_inside_the_input_is_refused(options: BuildOptions) -> None:
     with pytest.raises(ConfigError, match="lies inside the input"):
-        main(again(options, tmp_path / "in" / "out", input=(tmp_path / "in",)))
+        main(again(options, options.input[0] / "out"))
 
 
 def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(
