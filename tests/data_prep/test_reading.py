@@ -3,7 +3,6 @@
 import json
 import lzma
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +29,6 @@ def read_all(
     return chunks, [document.content.decode() for document in documents_of(chunks, reading)]
 
 
-def wiki(texts: Sequence[str]) -> str:
-    return "".join(f'<doc id="{n}" url="u" title="T">\n{text}\n\nmore\n</doc>\n' for n, text in enumerate(texts))
-
-
-@pytest.mark.parametrize("packing", PACKERS)
-@pytest.mark.parametrize(
-    ("budget", "per_shard"), [(1000, 1e9), (17_001, 1e9), (10**9, 1e9), (1000, 7000), (10**9, 900)]
-)
-def test_blank_lines_separate_documents_for_any_size_of_chunks_and_shards(
-    tmp_path: Path, packing: str, budget: int, per_shard: float
-) -> None:
-    texts = many_documents()
-    (tmp_path / f"a.txt{packing}").write_bytes(PACKERS[packing]("\n\n".join(texts).encode()))
-    chunks, found = read_all(tmp_path, budget, per_shard=per_shard)
-    assert found == texts
-    assert len(chunks) == 1 if min(budget, per_shard) > 10**6 else len(chunks) > 3
-
-
-@pytest.mark.parametrize("packing", PACKERS)
-@pytest.mark.parametrize("budget", [1000, 10**9])
-def test_wikiextractor_blocks_are_documents_with_blank_lines_inside(tmp_path: Path, packing: str, budget: int) -> None:
-    texts = many_documents()
-    (tmp_path / f"wiki_00{packing}").write_bytes(PACKERS[packing](wiki(texts).encode()))
-    _, found = read_all(tmp_path, budget)
-    assert found == [f"{text}\n\nmore" for text in texts]
-
-
 ENDS = {
     "blank line": ("a.txt", "", "{}", "\n{}\n"),
     "doc": ("wiki_00", "", '<doc id="1">\n{}\n', "</doc>{}\n"),
@@ -64,6 +36,24 @@ ENDS = {
     "line": ("a.jsonl", "", '{{"text": "{}"}}', "{}\n"),
 }
 """Kinds of files: a name, how it begins, a document, and its end with room for blanks."""
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("kind", ENDS)
+@pytest.mark.parametrize(
+    ("budget", "per_shard"), [(1000, 1e9), (17_001, 1e9), (10**9, 1e9), (1000, 7000), (10**9, 900)]
+)
+def test_each_document_of_any_format_is_read_once_for_any_size_of_chunks_and_shards(
+    tmp_path: Path, packing: str, kind: str, budget: int, per_shard: float
+) -> None:
+    name, beginning, document, end = ENDS[kind]
+    inside = "\n\nmore" if kind in ("doc", "page") else ""  # a blank line, which ends a document only of plain text
+    texts = [text + inside for text in words(200, 300)]
+    content = beginning + "".join((document + end).format(text, "") for text in texts)
+    (tmp_path / f"{name}{packing}").write_bytes(PACKERS[packing](content.encode()))
+    chunks, found = read_all(tmp_path, budget, per_shard=per_shard)
+    assert found == texts
+    assert len(chunks) == 1 if min(budget, per_shard) > 10**6 else len(chunks) > 3
 
 
 @pytest.mark.parametrize("blanks", [0, 100])
@@ -112,14 +102,6 @@ def test_documents_that_end_where_ranges_end_are_read_once(tmp_path: Path, shift
     for blank in ("\n\n", "\n \n", "\n \n \n\n"):
         (tmp_path / "a.txt").write_text("x" * shift + blank + blank.join(texts))
         assert read_all(tmp_path, budget=70, per_shard=100)[1][-1000:] == texts
-
-
-@pytest.mark.parametrize("packing", PACKERS)
-def test_records_are_read_once(tmp_path: Path, packing: str) -> None:
-    texts = many_documents(500)
-    lines = "\n".join(json.dumps({"text": text}) for text in texts)
-    (tmp_path / f"a.jsonl{packing}").write_bytes(PACKERS[packing](b"\xef\xbb\xbf" + lines.encode()))
-    assert read_all(tmp_path, per_shard=900)[1] == texts
 
 
 def test_both_sides_of_a_range_cut_a_document_without_an_end_in_the_same_place(
