@@ -384,23 +384,22 @@ def test_a_corpus_in_another_encoding_is_a_warning(
     assert all(f"200 of {len(text):,} characters were not UTF-8" in line and "iconv" in line for line in warnings)
 
 
-def test_a_single_document_is_a_corpus_and_none_of_it_is_held_out(
-    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n".join(NOVEL), "with a single document, training runs without held-out text"),
+        ("\n\n".join(NOVEL[:12]), "build into another --output with --held_out 0.17"),  # which probably holds some out
+    ],
+)
+def test_a_corpus_too_small_to_hold_out_any_of_it_is_built_with_a_remark(
+    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
 ) -> None:
-    (tmp_path / "novel.txt").write_text("\n".join(NOVEL))
-    build = again(options, tmp_path / "out", input=(tmp_path / "novel.txt",), held_out=0.005)
-    assert main(build) == 0
-    assert "with a single document, training runs without held-out text" in capsys.readouterr().out
-    assert not load_manifest(build.output).books.documents.held_out
-    assert not (build.output / "held_out").exists()
-
-
-def test_a_corpus_too_small_to_hold_out_gets_a_share_that_probably_holds_some_out(
-    options: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "text.txt").write_text("\n\n".join(NOVEL[:12]))
-    assert main(again(options, tmp_path / "out", input=(tmp_path / "text.txt",), held_out=1e-9)) == 0
-    assert "build into another --output with --held_out 0.17" in capsys.readouterr().out
+    (tmp_path / "in.txt").write_text(text)
+    case = again(options, tmp_path / "out", input=(tmp_path / "in.txt",), held_out=1e-9)
+    assert main(case) == 0
+    assert said in capsys.readouterr().out
+    assert not load_manifest(case.output).books.documents.held_out
+    assert not (case.output / "held_out").exists()
 
 
 @pytest.mark.parametrize(
