@@ -122,8 +122,11 @@ def test_an_unknown_option_is_named_before_one_that_is_missing() -> None:
         parse(Needs, "run", "--modle", "m")
 
 
-def test_arguments_after_two_hyphens_are_not_options() -> None:
-    assert parse(Needs, "--model", "m", "--", "a", "--b").runs == (Path("a"), Path("--b"))
+@pytest.mark.parametrize(("arguments", "second"), [("a b --model m", "b"), ("--model m -- a --b", "--b")])
+def test_arguments_without_a_flag_are_read_with_their_type_and_after_two_hyphens_all_are(
+    arguments: str, second: str
+) -> None:
+    assert parse(Needs, *arguments.split()) == Needs(runs=(Path("a"), Path(second)), model="m")
 
 
 def test_a_repeated_list_option_is_concatenated_and_replaces_the_default() -> None:
@@ -146,10 +149,6 @@ def test_any_other_option_given_twice_is_refused(twice: str, problem: str) -> No
     with pytest.raises(ConfigError) as caught:
         parse(Options, *twice.split())
     assert problem in str(caught.value)
-
-
-def test_an_argument_without_a_flag_is_read_with_its_type() -> None:
-    assert parse(Needs, "a", "b", "--model", "m") == Needs(runs=(Path("a"), Path("b")), model="m")
 
 
 @pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "runs")])
