@@ -41,10 +41,10 @@ Build = Callable[..., ShardRecord]
 def build(config: BuildConfig, output: Path, tmp_path: Path) -> Build:
     """Writes files below `in/`, builds them as one shard, and returns its record."""
 
-    def record(files: Mapping[str, str | bytes], copies: Mapping[int, str] = {}, **changes: object) -> ShardRecord:
+    def record(files: Mapping[str, bytes], copies: Mapping[int, str] = {}, **changes: object) -> ShardRecord:
         for name, content in files.items():
             (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "in" / name).write_bytes(content.encode() if isinstance(content, str) else content)
+            (tmp_path / "in" / name).write_bytes(content)
         inputs = sorted({(tmp_path / "in" / name).parent for name in files})
         [(shard, chunks)] = read_shards(find_sources(inputs), 1e9, PARAGRAPHS)
         changed = config.model_copy(update={"held_out": 0.0} | changes)
@@ -63,7 +63,7 @@ def text_ids(folder: Path, tokenizer: SubwordTokenizer) -> np.ndarray:
 def test_every_word_piece_of_the_text_is_in_the_shard(
     content: str, build: Build, output: Path, tokenizer: SubwordTokenizer
 ) -> None:
-    record = build({"a.txt": content})
+    record = build({"a.txt": content.encode()})
     punkt = Punkt(load_model(output / "punkt"))
     expected, _ = tokenizer.encode([s for document in content.split("\n\n") for s in split_sentences(document, punkt)])
     assert np.array_equal(text_ids(output, tokenizer), expected)
@@ -72,7 +72,7 @@ def test_every_word_piece_of_the_text_is_in_the_shard(
     assert not (output / "held_out" / "shard-00000.bin").exists()
 
 
-DOCUMENTS = "\n\n".join(f"Kalo {'mi ' * n}." for n in range(100))
+DOCUMENTS = b"\n\n".join(b"Kalo %b." % (b"mi " * n) for n in range(100))
 
 
 def test_a_shard_without_held_out_text_leaves_no_file_of_an_earlier_one_that_had_some(
@@ -86,7 +86,7 @@ def test_a_shard_without_held_out_text_leaves_no_file_of_an_earlier_one_that_had
 
 
 def test_equal_documents_are_always_on_the_same_side(build: Build) -> None:
-    content = "\n\n".join(f"Kalo {'mi ' * (n % 40)}." for n in range(400))
+    content = b"\n\n".join(b"Kalo %b." % (b"mi " * (n % 40)) for n in range(400))
     held_out = build({"a.txt": content}, held_out=0.5).books.documents.held_out
     assert held_out % 10 == 0
     assert 0 < held_out < 400
@@ -100,14 +100,14 @@ def test_the_seed_does_not_change_what_is_held_out(build: Build) -> None:
 
 
 def test_the_random_stream_belongs_to_the_shards_key(build: Build) -> None:
-    one, other = (build({f"{name}/{name}.txt": "Kalo mi ne. " * 400}).train for name in "ab")
+    one, other = (build({f"{name}/{name}.txt": b"Kalo mi ne. " * 400}).train for name in "ab")
     assert one is not None and other is not None
     assert one.word_pieces == other.word_pieces
     assert one.written[".mask.bin"] != other.written[".mask.bin"]
 
 
 def test_a_range_without_text_makes_no_files(build: Build, output: Path) -> None:
-    record = build({"wiki_00": '<doc id="1">\n</doc>\n'}, held_out=0.1)
+    record = build({"wiki_00": b'<doc id="1">\n</doc>\n'}, held_out=0.1)
     assert record.train is record.held_out is None
     assert not list(output.glob("**/shard-*"))
 
@@ -159,14 +159,14 @@ def test_every_document_and_character_is_accounted_for_by_reason(build: Build) -
 
 
 def test_the_mixture_tells_how_much_of_each_input_is_in_the_shards(build: Build) -> None:
-    books = build({"books/a.txt": "Ka lo.\n\nMi.", "wiki/a.txt": "Ne ru so.\n\n\x01"}).books
+    books = build({"books/a.txt": b"Ka lo.\n\nMi.", "wiki/a.txt": b"Ne ru so.\n\n\x01"}).books
     assert {name: share.documents for name, share in books.inputs.items()} == {"0 books": 2, "1 wiki": 1}
     assert sum(share.word_pieces for share in books.inputs.values()) == books.word_pieces.train
     assert sum(share.characters for share in books.inputs.values()) == books.characters.train
 
 
 def test_duplicates_are_dropped_by_their_number_in_the_shard(build: Build) -> None:
-    files = {"a.txt": "Ka.\n\nLo.", "b.txt": "Ka.\n\nMi."}
+    files = {"a.txt": b"Ka.\n\nLo.", "b.txt": b"Ka.\n\nMi."}
     books = build(files, copies={0: "near_duplicate", 2: "duplicate"}).books
     assert books.documents.dropped == {"duplicate": 1, "near_duplicate": 1}
     assert books.characters.dropped == {"duplicate": 3, "near_duplicate": 3}
