@@ -114,18 +114,9 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     topics = sorted(pydoc_data.topics.topics.items())
     for number, part in enumerate((topics[::2], topics[1::2])):
         (text / f"{number}.txt").write_text("\n\n".join(" ".join(topic.split())[:3000] for _, topic in part))
-    train_vocab(VocabularyOptions(input=(text,), output=folder / "vocab", size=300))
-    build_shards(
-        BuildOptions(
-            input=(text,),
-            output=folder / "shards",
-            vocab=str(folder / "vocab"),
-            seq_length=32,
-            held_out=0.1,
-            shard_mb=0.1,
-            workers=1,
-        )
-    )
+    train_vocab(VocabularyOptions.from_values({"input": (text,), "output": folder / "vocab", "size": 300}))
+    given = {"input": (text,), "output": folder / "shards", "vocab": str(folder / "vocab"), "workers": 1}
+    build_shards(BuildOptions.from_values(given | {"seq_length": 32, "held_out": 0.1, "shard_mb": 0.1}))
     return folder / "shards"
 
 
@@ -135,6 +126,6 @@ def unread(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def modules(*packages):
+def modules(*packages: str) -> list[Path]:
     paths = (path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
     return sorted(path.relative_to(REPOSITORY) for path in paths)

@@ -192,7 +192,7 @@ def test_the_readmes_table_is_as_the_quickstart_prints_it() -> None:
         "accuracy_all": everywhere,
         "estimate_correlation": {"all": correlation},
     }
-    logged = defaultdict(float, step=1)
+    logged = defaultdict(float, {"step": 1.0})
     lines = show(table(logged, logged, held_out, pretrained, untrained)).splitlines()
     assert lines[lines.index("held-out text") :] == shown
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -62,7 +63,7 @@ JUNK_FILES = (
 JUNK = b"\xff\xfe\x00{junk"
 
 
-def run(command, folder, *options):
+def run(command: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs `python SCRIPT ...` in `folder`, which has no default input; returns the finished process.
 
     A new interpreter, so that `stderr` also has what its imports print.
@@ -79,13 +80,13 @@ def run(command, folder, *options):
     )
 
 
-def run_warm(command, folder):
+def run_warm(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The same in a process that has already imported the project and PyTorch and its like."""
     script, *arguments = command.split()
     return warm.run(script, *arguments, cwd=folder, env={"COLUMNS": str(SCREEN[1])})
 
 
-def assert_one_clear_line(process, *words):
+def assert_one_clear_line(process: subprocess.CompletedProcess[str], *words: str) -> None:
     lines = process.stderr.splitlines()
     assert process.returncode == 2, process.stderr
     assert len(lines) == 1, process.stderr
@@ -94,7 +95,7 @@ def assert_one_clear_line(process, *words):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     """A folder with a vocabulary, and junk under every name that an entry point may read."""
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nthe\n")
     (tmp_path / "text.txt").write_text("The text of a document.\n")
@@ -105,7 +106,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_fits_on_a_screen_and_needs_no_heavy_import(script, tmp_path):
+def test_help_fits_on_a_screen_and_needs_no_heavy_import(script: str, tmp_path: Path) -> None:
     process = run(f"{script} --help", tmp_path, "-X", "importtime")
     lines = process.stdout.splitlines()
     assert process.returncode == 0
@@ -119,7 +120,7 @@ def test_help_fits_on_a_screen_and_needs_no_heavy_import(script, tmp_path):
 @pytest.mark.parametrize(
     "command", ["pretrain/run.py", "finetune/run_glue.py --model m", "finetune/run_squad.py --model m"]
 )
-def test_settings_are_listed_in_columns_without_data_or_model(command, tmp_path):
+def test_settings_are_listed_in_columns_without_data_or_model(command: str, tmp_path: Path) -> None:
     process = run_warm(f"{command} --list_settings --set deepspeed.zero_optimization.stage=2", tmp_path)
     lines = process.stdout.splitlines()
     assert (process.returncode, process.stderr) == (0, "")
@@ -130,12 +131,12 @@ def test_settings_are_listed_in_columns_without_data_or_model(command, tmp_path)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_unknown_option_is_named(script, tmp_path):
+def test_an_unknown_option_is_named(script: str, tmp_path: Path) -> None:
     assert_one_clear_line(run_warm(f"{script} --no_such_option=1 a b --model=m", tmp_path), "--no_such_option")
 
 
 @pytest.mark.parametrize("command", WRONG_PATHS)
-def test_a_nonexistent_path_is_named(command, folder):
+def test_a_nonexistent_path_is_named(command: str, folder: Path) -> None:
     """The first of each package with heavy imports runs in a new interpreter: they print nothing either."""
     new = command.startswith(
         ("data_prep", "electra_sampler/quickstart", "pretrain/run", "pretrain/page", "finetune/run_glue")
@@ -144,33 +145,22 @@ def test_a_nonexistent_path_is_named(command, folder):
 
 
 @pytest.mark.parametrize("command", UNREADABLE)
-def test_an_unreadable_file_is_named(command, folder):
+def test_an_unreadable_file_is_named(command: str, folder: Path) -> None:
     assert_one_clear_line(run_warm(command, folder), "junk")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A folder with small shards in the default place for pre-training."""
-    folder = tmp_path_factory.mktemp("built")
-    words = ["a", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", ".", "and", "it", "was", "red"]
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
-    (folder / "text.txt").write_text("The cat sat on the mat and it was red.\n\nThe dog ran under a tree.\n" * 50)
-    arguments = "--input text.txt --vocab vocab.txt --output data/wikibooks --seq_length 16 --held_out 0 --workers 1"
-    process = run(f"data_prep/build_shards.py {arguments}", folder)
-    assert process.returncode == 0, process.stderr
-    return folder
-
-
-def test_training_ranks_import_only_what_they_use_and_only_the_first_imports_tensorboard(built, tmp_path):
-    sets = "--set optim.steps=2 optim.warmup_steps=1 batch_size=4 evaluate_sequences=2"
-    command = [sys.executable, "-X", "importtime", REPOSITORY / "pretrain/run.py", "--preset", "tiny", *sets.split()]
+def test_training_ranks_import_only_what_they_use_and_only_the_first_imports_tensorboard(
+    shards_folder: Path, tmp_path: Path
+) -> None:
+    options = f"--preset tiny --data {shards_folder} --set optim.steps=2 optim.warmup_steps=1 batch_size=4"
+    command = [sys.executable, "-X", "importtime", str(REPOSITORY / "pretrain/run.py"), *options.split()]
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     log = tmp_path / "log"
     with log.open("a") as file:
         ranks = [
             subprocess.Popen(
                 command,
-                cwd=built,
+                cwd=tmp_path,
                 env=os.environ | job | {"RANK": rank, "LOCAL_RANK": rank},
                 stdout=subprocess.DEVNULL,
                 stderr=file,
@@ -186,7 +176,7 @@ def test_training_ranks_import_only_what_they_use_and_only_the_first_imports_ten
     assert imported["torch.utils.tensorboard.writer"] == 1
 
 
-def test_an_unreadable_deepspeed_file_is_named(built):
-    (built / "ds.json").write_bytes(JUNK)
-    command = "pretrain/run.py --preset tiny --deepspeed_config ds.json --dry_run"
-    assert_one_clear_line(run_warm(command, built), "ds.json")
+def test_an_unreadable_deepspeed_file_is_named(shards_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_bytes(JUNK)
+    command = f"pretrain/run.py --preset tiny --data {shards_folder} --deepspeed_config ds.json --dry_run"
+    assert_one_clear_line(run_warm(command, tmp_path), "ds.json")

@@ -114,7 +114,8 @@ class Warm:
         code: int | None = self._process.exitcode
         return code
 
-    poll = returncode.fget
+    def poll(self) -> int | None:
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
