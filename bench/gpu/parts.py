@@ -36,7 +36,10 @@ CONTENDERS = {
     "cpu": (("hp_loss", "electra", "eager"),),  # compiling takes a minute
 }
 """Contenders for each shape, in order; they run one after another because a GPU's memory would not hold them all."""
-GPU_TESTS = ("tests/gpu", "tests/pretrain/engine/test_graphs.py", "tests/pretrain/training/test_telemetry.py")
+GPU_TESTS = (
+    *("tests/gpu", "tests/pretrain/engine/test_plain.py", "tests/pretrain/training/test_telemetry.py"),
+    *("tests/pretrain/model/test_distribution.py", "tests/pretrain/model/kernels/test_triton_attention.py"),
+)
 LIMIT = 540
 """Time limit in seconds of the study and, on a CPU, which is slow, of every part."""
 WARM_UP_SHARE = 0.75

@@ -2,6 +2,9 @@
 
     TRITON_INTERPRET=0 python -m pytest -m gpu tests/gpu
 
+Claims about one operation are beside it, for both devices: draws in test_distribution.py, the gradient's norm in
+test_plain.py, attention in test_triton_attention.py.
+
 Where losses are compared, replacements depend only on the uniforms. Otherwise rounding would flip some draws, and the
 discriminator would see different tokens.
 """
@@ -9,16 +12,15 @@ discriminator would see different tokens.
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pretrain.model.distribution
+from bench.batches import random_batch
 from bench.gpu.setting import LEARNING_RATE, Plainly, Setting, engine_step, gentle_engine, new_batch, new_model, setting
 from bench.matrix_rate import DTYPES
 from pretrain.config import with_overrides
@@ -26,9 +28,8 @@ from pretrain.data.batches import Batch
 from pretrain.engine.graphs import replay_micro_batches
 from pretrain.engine.hardware import compute_deterministically
 from pretrain.engine.optim import parameter_groups
-from pretrain.engine.plain import squared_norm
 from pretrain.model import ops
-from pretrain.model.distribution import BLOCK, Dense, draw_in_blocks
+from pretrain.model.distribution import BLOCK, draw_in_blocks
 from pretrain.runs.models import compile_layers
 from pretrain.training.metrics import MetricTotals
 
@@ -36,9 +37,6 @@ ROUNDINGS = 16
 """Tolerance after a dozen layers, in rounding errors of the precision (fp32: of TF32, which may be on)."""
 LOSS_SCALE = 2.0**10
 ENGINE_STEPS, STEPS_WITHOUT_SYNC = 4, 100
-DRAWS = 200_000
-MISSED = 2e-6
-"""Tolerance for rounded fp32 sums: distance of a uniform from its token's interval, as a share of the total weight."""
 
 
 pytestmark = pytest.mark.gpu
@@ -181,105 +179,6 @@ def test_forward_and_backward_draw_the_same_dropout(where: Setting, dtype: torch
     assert abs(float((slope != 0).double().mean()) - 0.5) <= roundings(dtype)
 
 
-@pytest.mark.parametrize("dtype", (None, *DTYPES.values()), ids=("formula", *DTYPES))
-def test_attention_with_a_bias_and_padding_is_the_formulas(where: Setting, dtype: torch.dtype | None) -> None:
-    """Outputs and the bias table's gradient.
-
-    With `dtype`, compares whichever kernel PyTorch chooses with the plain formula in fp64. Without it, compares the
-    plain formula in fp64 on this device with the CPU.
-    """
-    batch = new_batch(where)
-    visible_BL = batch.attention_mask_BL.clone()
-    visible_BL[0, where.length // 2 :] = False
-    batch = batch._replace(attention_mask_BL=visible_BL)
-    results = []
-    for device, precision in ((where.device, dtype), (where.device if dtype else torch.device("cpu"), None)):
-        encoder = new_model(where).discriminator.to(device, dtype or torch.float64)
-        on = batch.to(device)
-        if precision is None:
-            encoder = encoder.double()
-        backends = [SDPBackend.MATH] if precision is None else list(SDPBackend.__members__.values())[1:]
-        with sdpa_kernel(backends), Plainly() if precision is None else nullcontext():
-            hidden_XH = encoder(on.input_ids_BL, on.attention_mask_BL, on.token_type_ids_BL)[on.attention_mask_BL]
-            loss = (hidden_XH * torch.linspace(-1, 1, hidden_XH.shape[-1]).to(hidden_XH)).mean()
-            (loss * LOSS_SCALE).backward()
-        table = encoder.get_parameter("encoder.relative_attention_bias.weight").grad
-        assert table is not None
-        results.append((hidden_XH.detach().cpu(), table.cpu()))
-    (ours, our_table), (expected, expected_table) = results
-    limit = roundings(dtype) if dtype else 1e-9
-    assert max(off(ours, expected), off(our_table, expected_table)) <= limit
-
-
-@by_precision
-def test_attention_to_a_window_is_the_formulas(where: Setting, dtype: torch.dtype) -> None:
-    """Outputs and gradients at word pieces, of two sequences with and without padding, against float64."""
-    torch.manual_seed(0)
-    parts = torch.randn(4, 2, 4, where.length, 64, device=where.device, dtype=dtype)
-    visible_BL = torch.ones(2, where.length, dtype=torch.bool, device=where.device)
-    visible_BL[0, where.length // 3 :] = False
-    parts *= visible_BL[:, None, :, None]
-    results = []
-    for precision, place in ((dtype, nullcontext()), (torch.float64, Plainly())):
-        query, key, value, gradient = parts.to(precision, copy=True).requires_grad_().unbind()
-        with place:
-            bias = ops.attention_bias(visible_BL, None, where.length // 4, 64, precision)
-            output = bias.attend(query, key, value, 0.0).where(visible_BL[:, None, :, None], 0.0)
-            slopes = torch.autograd.grad(output, (query, key, value), gradient.detach())
-        results.append(torch.stack((output.detach(), *slopes)))
-    assert off(*results) <= roundings(dtype)
-
-
-def random_weights(where: Setting) -> tuple[Tensor, Tensor]:
-    """Weights [rows, vocabulary] distributed as a trained model's, and uniforms of at most 24 bits."""
-    random = torch.Generator().manual_seed(2)
-    rows = 4096 if where.device.type == "cuda" else 512
-    uniform_X = torch.randint(2**23, (rows,), generator=random).mul(2).add(1).float() / 2**24
-    return (torch.randn(rows, where.vocabulary, generator=random) * 3).exp(), uniform_X
-
-
-def test_every_uniform_draws_the_token_in_whose_interval_it_lies(where: Setting) -> None:
-    """Every uniform draws the token in whose interval of the total weight it lies, up to rounding of the sums."""
-    weights_XV, uniform_X = random_weights(where)
-    tokens_X = Dense(weights_XV.to(where.device)).draw(uniform_X.to(where.device))[0].cpu()
-    assert missed_by(weights_XV, uniform_X, tokens_X).max() <= MISSED
-
-
-def missed_by(weights_XV: Tensor, uniform_X: Tensor, tokens_X: Tensor) -> Tensor:
-    """Distance of each uniform from its token's interval, as a share of the total weight, in float64; 0 inside."""
-    p_XV = weights_XV.double() / weights_XV.sum(-1, keepdim=True, dtype=torch.float64)
-    end_X = p_XV.cumsum(-1).gather(-1, tokens_X[:, None]).squeeze(-1)
-    start_X = end_X - p_XV.gather(-1, tokens_X[:, None]).squeeze(-1)
-    return torch.maximum(start_X - uniform_X, uniform_X - end_X).clamp(min=0)
-
-
-def test_draws_have_the_distribution_of_the_weights(where: Setting) -> None:
-    """Many draws from one row: chi-squared divided by its degrees of freedom, expected to be about 1."""
-    row_V = random_weights(where)[0][0, :50].to(where.device)
-    uniforms_X = torch.rand(DRAWS, generator=torch.Generator().manual_seed(3)).to(where.device)
-    tokens_X = Dense(row_V.expand(DRAWS, -1).clone()).draw(uniforms_X)[0]
-    expected_V = row_V.double() / row_V.double().sum() * DRAWS
-    enough_V = expected_V >= 5
-    counted_V = tokens_X.bincount(minlength=len(row_V))
-    chi = ((counted_V - expected_V).square() / expected_V)[enough_V].sum() / (enough_V.sum() - 1)
-    assert chi <= 2
-
-
-@by_precision
-def test_the_norm_of_gradients_is_that_of_float64_and_infinite_with_one_infinity(
-    where: Setting, dtype: torch.dtype
-) -> None:
-    """Gradient norm for a model's shapes on this device against float64 on the CPU; one infinity makes it infinite."""
-    random = torch.Generator().manual_seed(4)
-    values = [torch.randn(p.shape, generator=random).to(dtype) for p in new_model(where).parameters()]
-    there = [value.to(where.device) for value in values]
-    expected = torch.stack([value.double().square().sum() for value in values]).sum()
-    found = squared_norm(there).cpu()
-    there[-1].view(-1)[-1] = torch.inf
-    assert squared_norm(there).isinf()
-    assert off(found, expected) <= 1e-9
-
-
 @pytest.mark.parametrize("config", ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero1_fp16"))
 @by_objective
 def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str, objective: str) -> None:
@@ -307,20 +206,28 @@ def test_the_engine_has_the_losses_of_plain_pytorch(where: Setting, config: str,
 
 @pytest.mark.parametrize("dropout", (0.0, 0.1))
 @by_backbone
-@pytest.mark.parametrize("config", ("zero0_fp32", "zero1_bf16", "zero1_fp16"))
-def test_under_the_engine_cuda_graphs_give_the_bits_of_an_eager_step(
-    gpu: Setting, config: str, backbone: str, dropout: float
+@pytest.mark.parametrize(
+    ("config", "objective"),
+    [
+        *(("zero0_fp32", objective) for objective in ("hp_loss", "hp_dist", "electra", "mlm")),
+        *((config, "hp_loss") for config in ("zero1_bf16", "zero1_fp16")),
+    ],
+)
+def test_under_the_engine_cuda_graphs_give_the_bits_of_eager_steps_with_new_batches(
+    gpu: Setting, config: str, objective: str, backbone: str, dropout: float
 ) -> None:
     if "zero0" not in config:
         pytest.importorskip("deepspeed")
     gpu = setting("cuda", backbone)
     gpu = gpu._replace(run=with_overrides(gpu.run, [f"model.dropout={dropout}", f"model.attention_dropout={dropout}"]))
-    batch, results = new_batch(gpu).to(gpu.device, counts=True), []
+    batches = [random_batch(gpu.batch_size, gpu.length, gpu.vocabulary) for _ in range(ENGINE_STEPS)]
+    results = []
     for graphed in (False, True):
-        engine = gentle_engine(gpu, new_model(gpu), config)
+        engine = gentle_engine(gpu, new_model(gpu, objective), config)
+        on_gpu = [batch.to(gpu.device, counts=True) for batch in batches]
         if graphed:
-            replay_micro_batches(engine, batch, MetricTotals(gpu.device).add)
-        for step in range(ENGINE_STEPS):
+            replay_micro_batches(engine, on_gpu[0], MetricTotals(gpu.device).add)
+        for step, batch in enumerate(on_gpu):
             torch.manual_seed(step)
             engine_step(engine, batch)
         results.append([parameter.detach().clone() for parameter in engine.module.parameters()])

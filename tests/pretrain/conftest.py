@@ -59,6 +59,18 @@ MODERN = ModernModelConfig(
 )
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where the test makes its tensors: Triton's kernels are interpreted on a CPU and compiled for a GPU."""
+    found = torch.device(request.param)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    if found.type == "cuda" and os.environ["TRITON_INTERPRET"] != "0":
+        pytest.skip("needs compiled kernels: set TRITON_INTERPRET=0")
+    with found:
+        yield found
+
+
 PLAIN_OPS = {name: form for name, form in vars(ops).items() if isfunction(form)}
 
 

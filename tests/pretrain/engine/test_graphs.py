@@ -1,4 +1,4 @@
-"""Claims about the replay of micro-batches: graphs give the bits of eager steps, by a double and on a GPU."""
+"""Claims about the replay of micro-batches: graphs give the bits of eager steps, by a double; tests/gpu has a GPU's."""
 
 import gc
 import weakref
@@ -13,7 +13,6 @@ import torch
 from deepspeed.accelerator import real_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.batches import random_batch
 from bench.gpu.declared import declare
 from pretrain.data.batches import Batch
 from pretrain.engine import deepspeed_config, graphs
@@ -153,24 +152,3 @@ def test_a_capture_that_fails_leaves_the_engine_to_eager_steps(batch: Batch, dou
     with pytest.raises(RuntimeError, match="capturing"):
         captured(model, batch)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("objective", ["hp_loss", "hp_dist", "electra", "mlm"])
-def test_a_graph_gives_the_bits_of_an_eager_step_with_new_batches_weights_and_dropout(objective: str) -> None:
-    gpu, results = torch.device("cuda"), []
-    batches = [random_batch(4, 16, 300).to(gpu, counts=True) for _ in range(3)]
-    for graphed in (False, True):
-        torch.manual_seed(0)
-        model: Any = new_model(objective, SMALL_MODEL.model_copy(update={"dropout": 0.1}), 300).to(gpu)
-        config = worker.resolved_config("zero0_fp32", 1)
-        engine: Engine = Engine(model, parameter_groups(model, 0.01), config, start_processes())
-        if graphed:
-            replay_micro_batches(engine, batches[0], lambda *_: None)
-        for step, batch in enumerate(batches):
-            torch.manual_seed(step)
-            engine.backward(engine.forward(batch).loss)
-            engine.update(1e-2)
-        results.append(list(model.parameters()))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))

@@ -1,8 +1,8 @@
-"""Claims about attention in Triton, whose kernels run interpreted on the CPU, against float64."""
+"""Claims about attention in Triton, whose kernels run interpreted on the CPU and compiled on a GPU, against float64."""
 
 import copy
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,9 +17,17 @@ pytest.importorskip("triton")
 from pretrain.model.kernels import cuda_ops, triton_attention
 from pretrain.model.kernels.triton_attention import TableBias, attention_bias
 
-EXACT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+FULL, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
+EXACT = {FULL: 1e-5, HALF: 2e-3, BF16: 2e-2}
 """Norm of the error allowed, relative to the norm of the result."""
 EVERYWHERE = torch.tensor(True)
+Cases = Sequence[tuple[object, ...]]
+
+
+def on_both(in_fp32: Cases, in_half: Cases) -> Iterator[Any]:
+    """Cases for the interpreter, and for a GPU those in half precision, the only one for which it takes the kernels."""
+    yield from (pytest.param("cpu", *case) for case in (*in_fp32, *in_half))
+    yield from (pytest.param("cuda", *case, marks=pytest.mark.gpu) for case in in_half)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +87,13 @@ def in_triton(given: Example, dropout: float = 0.0) -> tuple[Tensor, ...]:
     return output.detach(), *torch.autograd.grad(output, given.leaves(), given.gradient)
 
 
+def without_a_bias(given: Example, radius: int) -> tuple[Tensor, ...]:
+    """Output, and the gradients of query, key and value, where tokens see what is within this distance."""
+    bias = attention_bias(given.visible_BL, None, radius, given.query.shape[-1], given.query.dtype)
+    output = bias.attend(given.query, given.key, given.value, 0.0)
+    return output.detach(), *torch.autograd.grad(output, given.leaves()[:3], given.gradient)
+
+
 def by_hand(given: Example, factor_BNLL: Tensor | float = 1.0, near_LL: Tensor = EVERYWHERE) -> tuple[Tensor, ...]:
     """The results in float64, from the formula; rows of padding are zero."""
     exact = Example(
@@ -99,25 +114,22 @@ def assert_close(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], allowed: f
         assert (own.double() - reference).norm() <= allowed * reference.norm(), name
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        (Case(2, 70, 32, 10, (70, 33)), torch.float32),
-        (Case(1, 256, 64, 40, (256,)), torch.float16),
-        (Case(1, 130, 64, 16, (129, 64)), torch.bfloat16),
-        (Case(3, 33, 48, 128, (33,)), torch.float16),
-        (Case(1, 96, 128, 1, (90,)), torch.float32),
-        (Case(1, 20, 8, 3, (20,)), torch.float32),
-    ],
-    ids=str,
-)
-def test_output_and_gradients_are_those_of_float64(case: Case, dtype: torch.dtype) -> None:
+IN_FP32 = [(Case(2, 70, 32, 10, (70, 33)), FULL), (Case(1, 96, 128, 1, (90,)), FULL), (Case(1, 20, 8, 3, (20,)), FULL)]
+IN_HALF = [
+    (Case(1, 256, 64, 40, (256,)), HALF),
+    (Case(1, 130, 64, 16, (129, 64)), BF16),
+    (Case(3, 33, 48, 128, (33,)), HALF),
+]
+
+
+@pytest.mark.parametrize(("device", "case", "dtype"), on_both(IN_FP32, IN_HALF), indirect=["device"], ids=str)
+def test_output_and_gradients_are_those_of_float64(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     given = example(case, dtype)
     assert_close(in_triton(given), by_hand(given), EXACT[dtype])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
 @pytest.mark.parametrize("length", [512, 1024, 2048])
 def test_they_are_at_any_length(length: int, dtype: torch.dtype) -> None:
     given = example(Case(2, length, 64, 128, (length - 7,)), dtype)
@@ -139,7 +151,7 @@ def test_they_are_for_random_shapes() -> None:
             assert_close(in_triton(given), by_hand(given), EXACT[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
 def test_extreme_scores_give_finite_gradients(dtype: torch.dtype) -> None:
     """Scores of thousands: the softmax is one-hot in most rows."""
     given = example(Case(1, 70, 32, 10, (70,)), dtype, sharpness=30.0)
@@ -147,7 +159,7 @@ def test_extreme_scores_give_finite_gradients(dtype: torch.dtype) -> None:
 
 
 def test_padding_has_no_effect_and_its_rows_are_zero() -> None:
-    given = example(Case(1, 70, 32, 10, (33, 0)), torch.float32)
+    given = example(Case(1, 70, 32, 10, (33, 0)), FULL)
     noisy = [torch.where(given.visible_BL[:, None, :, None], part, 1e4) for part in (*given[:3], given.gradient)]
     other = Example(*(part.detach().requires_grad_() for part in noisy[:3]), *given[3:5], noisy[3])
     for own, again in zip(in_triton(given), in_triton(other), strict=True):
@@ -157,32 +169,30 @@ def test_padding_has_no_effect_and_its_rows_are_zero() -> None:
 
 
 def test_without_relative_position_only_padding_is_hidden() -> None:
-    given = example(Case(2, 70, 32, 0, (70, 33)), torch.float32)
-    bias = attention_bias(given.visible_BL, None, 70, 32, torch.float32)
-    output = bias.attend(given.query, given.key, given.value, 0.0)
+    given = example(Case(2, 70, 32, 0, (70, 33)), FULL)
     exact = by_hand(given)  # one bias per head, which changes nothing
-    assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], 1e-5)
+    assert_close(without_a_bias(given, 70), exact[:4], 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("radius", "dtype"), [*zip([1, 31, 64, 65, 130], [*EXACT, torch.float32, torch.float16], strict=True)], ids=str
+    ("device", "radius", "dtype"),
+    on_both([(1, FULL), (65, FULL)], [(31, HALF), (64, BF16), (130, HALF)]),
+    indirect=["device"],
+    ids=str,
 )
-def test_in_a_window_tokens_see_what_is_near(radius: int, dtype: torch.dtype) -> None:
+def test_in_a_window_tokens_see_what_is_near(radius: int, dtype: torch.dtype, device: torch.device) -> None:
     """A window narrower than a tile of 64, as wide, wider, and up to all but the ends of the sequence."""
     given = example(Case(2, 200, 64, 0, (200, 199, 130, 64, 3)), dtype)
-    bias = attention_bias(given.visible_BL, None, radius, 64, dtype)
-    output = bias.attend(given.query, given.key, given.value, 0.0)
     position_L = torch.arange(200)
     exact = by_hand(given, near_LL=(position_L - position_L[:, None]).abs() <= radius)
-    assert_close((output, *torch.autograd.grad(output, given.leaves()[:3], given.gradient)), exact[:4], EXACT[dtype])
+    assert_close(without_a_bias(given, radius), exact[:4], EXACT[dtype])
 
 
 def test_tiles_outside_of_the_window_are_not_read() -> None:
     """Numbers there would spoil every sum. The window of 8 needs a tile's neighbors."""
-    given = example(Case(1, 320, 64, 0, (320,)), torch.float32)
+    given = example(Case(1, 320, 64, 0, (320,)), FULL)
     given.key.data[:, :, 192:], given.value.data[:, :, 192:] = torch.nan, torch.nan
-    bias = attention_bias(given.visible_BL, None, 8, 64, torch.float32)
-    output = bias.attend(given.query, given.key, given.value, 0.0)
+    output = without_a_bias(given, 8)[0]
     assert output[:, :, :128].isfinite().all() and output[:, :, 192:].isnan().all()
 
 
@@ -195,8 +205,8 @@ def kept(case: Case, dropout: float) -> Tensor:
     With equal scores, each output is the mean of the values kept, and the values are columns of the unit matrix.
     """
     size, state = case.head_size, torch.get_rng_state()
-    given = example(case._replace(reach=0, lengths=(case.length,) * len(case.lengths)), torch.float32, sharpness=0.0)
-    bias = attention_bias(given.visible_BL, None, case.length, size, torch.float32)
+    given = example(case._replace(reach=0, lengths=(case.length,) * len(case.lengths)), FULL, sharpness=0.0)
+    bias = attention_bias(given.visible_BL, None, case.length, size, FULL)
     parts = []
     for first in range(0, case.length, size):
         torch.set_rng_state(state)
@@ -209,7 +219,7 @@ def kept(case: Case, dropout: float) -> Tensor:
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    [(Case(2, 70, 32, 10, (70, 33)), torch.float32), (Case(1, 130, 64, 16, (129,)), torch.float16)],
+    [(Case(2, 70, 32, 10, (70, 33)), FULL), (Case(1, 130, 64, 16, (129,)), HALF)],
     ids=str,
 )
 def test_with_dropout_forward_and_backward_use_the_same_factors(case: Case, dtype: torch.dtype) -> None:
@@ -228,16 +238,17 @@ def test_dropout_keeps_the_right_share_and_heads_and_sequences_differ() -> None:
     assert lane_88.abs().max().item() < 4 / (dropped.numel() / 8) ** 0.5
 
 
-def test_dropout_follows_pytorchs_seed() -> None:
-    given = example(Case(1, 40, 32, 10, (40,)), torch.float32)
-    outputs = []
+def test_dropout_follows_pytorchs_seed_and_with_it_the_bits_are_the_same() -> None:
+    given = example(Case(1, 70, 32, 10, (70, 33)), HALF)
+    results = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        outputs.append(in_triton(given, 0.1)[0])
-    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
+        results.append(in_triton(given, 0.1))
+    assert all(torch.equal(*pair) for pair in zip(*results[:2], strict=True))
+    assert not torch.equal(results[0][0], results[2][0])
 
 
-# The bits, and the gradient of the biases
+# The programs, and the gradient of the biases
 
 
 def test_programs_lie_on_the_axis_that_may_be_longer_than_65535(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,22 +258,13 @@ def test_programs_lie_on_the_axis_that_may_be_longer_than_65535(monkeypatch: pyt
         launch = {"__getitem__": lambda self, grid, kernel=kernel: (grids.append(grid), kernel[grid])[1]}
         monkeypatch.setattr(triton_attention.kernels, name, type("Launched", (), launch)())
     parts = [torch.randn(3, 2, 40, 16, requires_grad=True) for _ in range(3)]
-    bias = attention_bias(torch.ones(3, 40, dtype=torch.bool), None, 40, 16, torch.float32)
+    bias = attention_bias(torch.ones(3, 40, dtype=torch.bool), None, 40, 16, FULL)
     bias.attend(*parts, 0.0).sum().backward()
     assert len(grids) == 3 and all(len(grid) == 1 for grid in grids)
 
 
-def test_two_runs_have_the_same_bits() -> None:
-    given = example(Case(1, 70, 32, 10, (70, 33)), torch.float16)
-    results = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        results.append(in_triton(given, 0.1))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
 def test_the_gradients_of_a_heads_biases_sum_to_zero() -> None:
-    given = example(Case(2, 130, 32, 10, (130,)), torch.float32)
+    given = example(Case(2, 130, 32, 10, (130,)), FULL)
     gradient_XN = in_triton(given, 0.1)[4]
     assert (gradient_XN.sum(0).abs() < 1e-5 * gradient_XN.abs().sum(0)).all()
 
