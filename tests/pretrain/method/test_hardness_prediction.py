@@ -70,15 +70,18 @@ def scores_of(model: Any) -> Tensor:
     return model.score(HIDDEN[:, :1]).all()[0, 0].detach()
 
 
+def estimated_loss(model: Electra) -> Tensor:
+    """L_hat_D of every token, from the formula."""
+    D_hat = torch.sigmoid(scores_of(model))
+    return -torch.where(torch.arange(VOCABULARY) == ORIGINAL, D_hat, 1 - D_hat).log()
+
+
 def expected(seed: int, model: Electra) -> Tensor:
     """The sampling distribution, from the formulas of the paper and of the switches."""
     p_G, switches = p_G_of(seed), model.objective
     weights = p_G ** (1 / switches.temperature)
     if switches.name.startswith("hp_loss"):
-        D = torch.sigmoid(scores_of(model))
-        loss = -torch.log(1 - D)
-        loss[ORIGINAL] = -torch.log(D[ORIGINAL])
-        weights = weights * loss ** getattr(switches, "exponent", 1)
+        weights = weights * estimated_loss(model) ** getattr(switches, "exponent", 1)
     elif switches.name == "hp_dist":
         weights = scores_of(model).softmax(-1) ** (1 / switches.temperature)
         weights = (1 - switches.mixture) * weights / weights.sum() + switches.mixture * p_G
@@ -121,8 +124,7 @@ def test_sampled_frequencies_and_reported_probabilities_follow_the_distribution(
     assert chisquare(observed[keep].numpy(), wanted[keep].numpy()).pvalue > 1e-4
     assert torch.allclose(drawn.log_q_BK.exp(), p[drawn.tokens_BK], rtol=1e-6)
     assert torch.allclose(drawn.log_max_q_BK.exp(), p.max(), rtol=1e-6)
-    log_p_G = p_G_of(seed).log()
-    assert torch.equal(drawn.log_p_G_BK, log_p_G[drawn.tokens_BK])
+    assert torch.equal(drawn.log_p_G_BK, p_G_of(seed).log()[drawn.tokens_BK])
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: " ".join(map(str, setting.values())))
@@ -199,11 +201,9 @@ def test_an_evaluation_also_draws_from_p_g_exactly_as_electra(name: str) -> None
 def test_only_hp_loss_estimates_the_discriminators_loss_on_its_draws() -> None:
     assert draws(0, model_of(0, {"name": "hp_dist"})).estimated_loss_BK is None
     model = model_of(0, {"name": "hp_loss"})
-    drawn, D_hat = draws(0, model), torch.sigmoid(scores_of(model))
-    loss = -torch.log(1 - D_hat)
-    loss[ORIGINAL] = -torch.log(D_hat[ORIGINAL])
+    drawn = draws(0, model)
     assert drawn.estimated_loss_BK is not None
-    assert torch.allclose(drawn.estimated_loss_BK, loss[drawn.tokens_BK])
+    assert torch.allclose(drawn.estimated_loss_BK, estimated_loss(model)[drawn.tokens_BK])
 
 
 def test_hp_loss_compares_estimate_and_discriminator_without_gradient_to_the_discriminator() -> None:

@@ -33,6 +33,7 @@ def test_every_objective_in_the_registry_implements_the_interface(name: str) -> 
         ),
         ("hp_loss", {"mixture": 0.1}, "mixture: unknown key; expected one of name, gamma"),
         ("electra", {"mixture": 0.1}, "mixture: unknown key"),
+        ("electra", {"lambda1": 1.0}, "lambda1: unknown key; expected one of name, gamma"),
         ("electra", {"detach_sampler_input": True}, "detach_sampler_input: unknown key"),
         ("mlm", {"temperature": 2.0}, "temperature: unknown key"),
         ("mlm", {"lambda2": 2.0}, "lambda2: unknown key"),

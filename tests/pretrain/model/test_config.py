@@ -6,8 +6,6 @@ from electra_sampler.foundation.config import ConfigError
 from pretrain.model.config import ElectraModelConfig, ModernModelConfig
 from pretrain.presets import PRESETS
 
-RUN = PRESETS["small"]
-
 
 @pytest.mark.parametrize(("preset", "heads", "feed_forward"), [("small", 1, 256), ("base", 4, 1024)])
 def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
@@ -21,7 +19,7 @@ def test_the_generator_keeps_depth_and_head_size_and_shrinks_with_its_width(
 
 def test_a_generator_width_that_is_not_a_multiple_of_the_head_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="generator_hidden_size: got 80, expected a multiple of 64"):
-        ElectraModelConfig.from_values({**RUN.model.model_dump(), "generator_hidden_size": 80})
+        ElectraModelConfig.from_values({**PRESETS["small"].model.model_dump(), "generator_hidden_size": 80})
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""Claims about the operations in plain torch, and that the CPU versions differ from them only by rounding."""
+"""Claims about the operations in plain torch; test_cpu_ops.py has those about the results of the CPU's."""
 
 import inspect
 import runpy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,21 +12,12 @@ from pretrain.model.kernels import cpu_ops
 
 PLAIN = runpy.run_path(str(ops.__file__))
 """The module as written, even if an engine in this process has replaced its functions."""
-EXAMPLES: dict[str, Callable[[], tuple[object, ...]]] = {
-    "attend": lambda: (*torch.randn(3, 2, 3, 7, 4).unbind(), torch.randn(1, 3, 7, 7, requires_grad=True), 0.0),
-    "dropout": lambda: (torch.randn(3, 5), 0.0),
-    "layer_norm": lambda: (torch.randn(4, 6), torch.randn(6), torch.randn(6), 1e-12),
-    "linear": lambda: (torch.randn(2, 4, 6), torch.randn(3, 6), torch.randn(3)),
-    "look_up": lambda: (torch.randint(7, (2, 3)), torch.randn(7, 4)),
-}
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_cpu_version_has_the_same_parameters_and_the_same_results_within_rounding(name: str) -> None:
-    torch.manual_seed(0)
-    plain, form, values = PLAIN[name], getattr(cpu_ops, name), EXAMPLES[name]()
-    assert [*inspect.signature(form).parameters] == [*inspect.signature(plain).parameters]
-    torch.testing.assert_close(form(*values), plain(*values))
+@pytest.mark.parametrize("name", ["attend", "dropout", "layer_norm", "linear", "look_up", "tokens_of"])
+def test_the_cpu_version_has_the_same_parameters(name: str) -> None:
+    plain, form = (inspect.signature(forms[name]).parameters for forms in (PLAIN, vars(cpu_ops)))
+    assert [*form] == [*plain]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +38,3 @@ def test_a_layer_equals_pytorchs_of_that_name(
         outputs.append(kind(*sizes)(values))
     assert issubclass(PLAIN[ours], theirs)
     assert torch.equal(*outputs)
-
-
-def test_dropout_changes_nothing_outside_training() -> None:
-    values = torch.randn(9)
-    assert PLAIN["Dropout"](0.5).eval()(values) is values

@@ -20,18 +20,19 @@ FORMS = ("attention_bias", "gelu_linear", "layer_norm", "linear", "linears", "no
 pytestmark = pytest.mark.usefixtures("plain_ops")
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 1)])
-def test_triton_is_used_from_ampere_on(capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("capability", "memory", "replaced"),
+    [
+        *((capability, {}, FORMS) for capability in ((8, 0), (9, 0), (12, 1))),
+        *((capability, {"shared": 96 * 1024}, ()) for capability in ((7, 0), (9, 0))),
+    ],
+)
+def test_triton_is_used_from_ampere_on_unless_there_is_too_little_shared_memory(
+    capability: tuple[int, int], memory: dict[str, int], replaced: tuple[str, ...]
+) -> None:
     plain = {name: getattr(ops, name) for name in FORMS}
-    cuda_ops.use(capability)
-    assert not [name for name in FORMS if getattr(ops, name) is plain[name]]
-
-
-@pytest.mark.parametrize(("capability", "shared"), [((7, 0), 96 * 1024), ((9, 0), 96 * 1024)])
-def test_a_v100_or_too_little_shared_memory_keeps_pytorchs_operations(capability: tuple[int, int], shared: int) -> None:
-    plain = {name: getattr(ops, name) for name in FORMS}
-    cuda_ops.use(capability, shared=shared)
-    assert {name: getattr(ops, name) for name in FORMS} == plain
+    cuda_ops.use(capability, **memory)
+    assert tuple(name for name in FORMS if getattr(ops, name) is not plain[name]) == replaced
 
 
 class Counted(TorchDispatchMode):

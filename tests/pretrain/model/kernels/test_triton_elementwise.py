@@ -23,6 +23,10 @@ def leaves(*shapes: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
 
 
+def in_float64(given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(leaf.detach().double().requires_grad_() for leaf in given)
+
+
 def results(output: Tensor, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The output, and the gradients of its product with fixed numbers."""
     gradient = torch.linspace(-2, 3, output.numel()).roll(7).view_as(output).to(output.dtype)
@@ -52,7 +56,7 @@ def test_gelu_of_a_dense_layer_is_that_of_float64(
 ) -> None:
     inner, outer = sizes
     given = leaves((*shape, inner), (outer, inner), (outer,), dtype=dtype)
-    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    exact = in_float64(given)
     by_hand = results(F.gelu(F.linear(*exact)), exact)
     assert_close(results(gelu_linear(*given), given), by_hand, 2 * EXACT[dtype])
 
@@ -72,8 +76,7 @@ def test_gelu_of_a_dense_layer_is_that_of_float64(
 )
 def test_layer_norm_of_a_sum_is_that_of_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     given = leaves(shape, shape, shape[-1:], shape[-1:], dtype=dtype)
-    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
-    values, residual, weight, bias = exact
+    values, residual, weight, bias = exact = in_float64(given)
     by_hand = results(F.layer_norm(residual + values, weight.shape, weight, bias, 1e-12), exact)
     values, residual, weight, bias = given
     assert_close(results(norm_residual(values, residual, 0.0, weight, bias, 1e-12)[1], given), by_hand, EXACT[dtype])
@@ -85,13 +88,13 @@ def test_layer_norm_of_a_sum_is_that_of_float64(shape: tuple[int, ...], dtype: t
     [((3, 5, 48), torch.float32), ((70, 64), torch.float16), ((2, 3, 768), torch.bfloat16)],
     ids=str,
 )
-def test_a_sum_and_its_layer_norm_without_a_bias_both_pass_their_gradients_on(
+def test_a_sum_and_its_layer_norm_without_a_bias_both_pass_their_gradients_on_and_drop_the_same(
     shape: tuple[int, ...], dtype: torch.dtype, p: float
 ) -> None:
     """As in a modern layer, which adds to the sum what it makes of the norm."""
     given = leaves(shape, shape, shape[-1:], dtype=dtype)
     factor = kept((math.prod(shape[:-1]), shape[-1]), p).view(shape)
-    exact = values, residual, weight = tuple(leaf.detach().double().requires_grad_() for leaf in given)
+    values, residual, weight = exact = in_float64(given)
     total = residual + values * factor
     by_hand = results(total + 3 * F.layer_norm(total, weight.shape, weight, None, 1e-5), exact)
     values, residual, weight = given
@@ -110,8 +113,7 @@ def test_layer_norm_is_that_of_float64_with_or_without_a_bias(
     shape: tuple[int, ...], dtype: torch.dtype, biased: bool
 ) -> None:
     given = leaves(shape, *[shape[-1:]] * (1 + biased), dtype=dtype)
-    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
-    values, weight, *bias = exact
+    values, weight, *bias = exact = in_float64(given)
     by_hand = results(F.layer_norm(values, weight.shape, weight, *bias, eps=1e-5), exact)
     values, weight, *bias = given
     assert_close(results(layer_norm(values, weight, *bias or [None], 1e-5), given), by_hand, EXACT[dtype])
@@ -140,15 +142,6 @@ def kept(shape: tuple[int, int], p: float) -> Tensor:
     (gradient,) = torch.autograd.grad(output, values, torch.randn(shape))
     torch.set_rng_state(state)
     return (gradient != 0) / (1 - p)
-
-
-def test_with_dropout_forward_and_backward_use_the_same_factors() -> None:
-    given = values, residual, weight, bias = leaves((9, 96), (9, 96), (96,), (96,), dtype=torch.float32)
-    factor = kept((9, 96), 0.25)
-    exact = tuple(leaf.detach().double().requires_grad_() for leaf in given)
-    total = exact[1] + exact[0] * factor
-    by_hand = results(F.layer_norm(total, (96,), exact[2], exact[3], 1e-12), exact)
-    assert_close(results(norm_residual(values, residual, 0.25, weight, bias, 1e-12)[1], given), by_hand, 1e-5)
 
 
 def test_dropout_keeps_the_right_share_and_rows_and_columns_differ() -> None:
