@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from electra_sampler.foundation.files import sealed
 from pretrain.engine.checkpoint import MARKER, EngineState, marker_of
 
 
@@ -29,16 +28,7 @@ def sign(checkpoint: Path) -> None:
     (checkpoint / MARKER).write_bytes(marker_of(checkpoint))
 
 
-def later() -> bytes:
-    """A marker as a later version may write it, with a valid checksum."""
-    return sealed({"format_version": 2, "shards": [{"nested": None}]})
-
-
 def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])

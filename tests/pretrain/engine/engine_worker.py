@@ -160,15 +160,14 @@ def resolved_config(name: str, world_size: int, **sections: dict[str, Any]) -> A
 
 
 def make_runner(
-    name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, muon: bool = False, **fp16: float
+    name: str, world: Any, seed: int = 0, lr_scale: Any = lambda name: 1.0, muon: bool = False, **sections: Any
 ) -> Runner:
-    """A new engine; `fp16` are changes to that section of the file."""
+    """A new engine under a file with changes to its sections."""
     from pretrain.engine.engine import Engine
 
     model = small_model(seed)
     groups = parameter_groups(model, OPTIM.weight_decay, lr_scale=lr_scale, muon=muon)
-    config = resolved_config(name, world.world_size, **({"fp16": fp16} if fp16 else {}))
-    return Runner(Engine(model, groups, config, world))
+    return Runner(Engine(model, groups, resolved_config(name, world.world_size, **sections), world))
 
 
 def same_states(one: Any, other: Any) -> bool:
@@ -218,15 +217,6 @@ def is_small_model(weights: dict[str, Tensor], world: Any) -> bool:
     return weights.keys() == made.keys() and all(torch.equal(weights[name], made[name]) for name in made)
 
 
-def starts_as_made(config: Any, world: Any) -> bool:
-    """Checks the initial weights of an engine that has not trained."""
-    from pretrain.engine.engine import Engine
-
-    model = small_model(seed=world.rank)
-    engine = Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)
-    return is_small_model(engine.full_state().weights, world)
-
-
 def largest_change(before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
     """Largest change of the weights without decay, on the first rank."""
     return max((float((after[n] - before[n]).abs().max()) for n in before if "bias" in n), default=0.0)
@@ -243,7 +233,7 @@ def spoiled_step(runner: Runner, before: Any) -> dict[str, Any]:
 
 def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict[str, list[Any]]:
     """Results of steps of which one rank's gradient (marked x) or loss (marked n) is infinite."""
-    runner = make_runner(name, world, **fp16)
+    runner = make_runner(name, world, fp16=fp16)
     done = []
     for step, mark in enumerate(spoiled):
         last = world.rank == world.world_size - 1
@@ -254,15 +244,6 @@ def loss_scale_under(spoiled: str, name: str, world: Any, **fp16: float) -> dict
         "loss_scale": [result.loss_scale for result in done],
         "fatal": [result.fatal for result in done],
     }
-
-
-def recomputed_losses(name: str, world: Any) -> list[float]:
-    """The first losses with activation checkpointing."""
-    from pretrain.engine.engine import Engine
-
-    model = small_model()
-    config = resolved_config(name, world.world_size, activation_checkpointing={})
-    return Runner(Engine(model, parameter_groups(model, OPTIM.weight_decay), config, world)).train(range(2))
 
 
 def scale_stories(name: str, world: Any) -> dict[str, Any]:
@@ -318,12 +299,16 @@ def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, An
     known = (*names, *(VARIANTS if world.world_size > 1 else ()))
     figures["muon"] = {name: train_and_resume(name, world, own / "muon", muon=True) for name in MUON if name in known}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}
-    figures["recomputed"] = {name: recomputed_losses(name, world) for name in RECOMPUTED if name in names}
+    figures["recomputed"] = {
+        name: make_runner(name, world, activation_checkpointing={}).train(range(2))
+        for name in RECOMPUTED
+        if name in names
+    }
     if world.world_size > 1:
         figures |= variant_figures(world)
         fp16 = resolved_config("zero1_fp16", world.world_size).json["fp16"]
-        config = resolved_config("zero3_bf16", world.world_size, bf16={"enabled": False}, fp16=fp16)
-        figures["starts"]["zero3_fp16"] = starts_as_made(config, world)
+        runner = make_runner("zero3_bf16", world, seed=world.rank, bf16={"enabled": False}, fp16=fp16)
+        figures["starts"]["zero3_fp16"] = is_small_model(runner.engine.full_state().weights, world)
     figures["scales"] = scale_stories("zero1_fp16", world)
     figures["shared"] = [None] * world.world_size
     dist.all_gather_object(figures["shared"], world.share({"rank": world.rank}))

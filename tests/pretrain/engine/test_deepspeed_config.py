@@ -1,6 +1,7 @@
 """Claims about DeepSpeed's JSON: every mistake is refused with a remedy, and values of the run are filled in."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,22 +51,16 @@ def problems(source: Any, **settings: Any) -> str:
 def test_every_shipped_file_resolves_with_the_values_of_the_run(path: Path) -> None:
     config = resolved(path)
     assert (config.micro_batch_size, config.accumulation_steps) == (32, 1)
-    values = config.json
-    assert values["train_batch_size"] == 64
-    assert values["train_micro_batch_size_per_gpu"] == 32
-    assert values["gradient_accumulation_steps"] == 1
-    assert values["gradient_clipping"] == OPTIM.gradient_clipping
-    assert "auto" not in json.dumps(values)
+    sizes = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 32, "gradient_accumulation_steps": 1}
+    assert (sizes | {"gradient_clipping": OPTIM.gradient_clipping}).items() <= config.json.items()
+    assert "auto" not in json.dumps(config.json)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_shipped_file_has_a_fitting_name_and_is_listed(path: Path) -> None:
-    assert_named_for_what_it_is(path.stem, json.loads(path.read_text()))
+def test_every_shipped_file_is_listed_and_has_the_name_of_what_it_is(path: Path) -> None:
     assert f"`{path.stem}`" in (FOLDER.parent / "docs/reference/deepspeed.md").read_text()
-
-
-def assert_named_for_what_it_is(name: str, values: dict[str, Any]) -> None:
-    stage, precision, *addition = name.removeprefix("zero").split("_")
+    values = json.loads(path.read_text())
+    stage, precision, *addition = path.stem.removeprefix("zero").split("_")
     config = resolved(values)
     assert (str(config.stage), config.precision) == (stage, precision)
     assert (config.offloads, config.recomputes) == ("offload" in addition, "recompute" in addition)
@@ -103,19 +98,15 @@ def test_an_override_reaches_every_level_creates_sections_and_keeps_the_rest() -
             ),
         )
     )
-    values, expected = dict(config.json), resolved(FOLDER / "zero1_fp16.json").json
+    expected = resolved(FOLDER / "zero1_fp16.json").json
     expected |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
+    expected["activation_checkpointing"] = {}  # DeepSpeed's own implementation is not used
     expected["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     del expected["zero_optimization"]["overlap_comm"]
     expected["fp16"]["loss_scale"] = 128
-    assert values.pop("activation_checkpointing") == {}  # DeepSpeed's own implementation is not used
-    assert values == expected
-    assert (config.micro_batch_size, config.accumulation_steps, config.offloads, config.recomputes) == (
-        4,
-        8,
-        True,
-        True,
-    )
+    assert config.json == expected
+    assert (config.micro_batch_size, config.accumulation_steps) == (4, 8)
+    assert config.offloads and config.recomputes
 
 
 RUNS_OWN = ("train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
@@ -181,12 +172,6 @@ def test_fp16_on_a_cpu_is_refused_with_the_file_that_it_computes_fastest(
     assert resolved(FOLDER / file, device_type="cpu")
 
 
-def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
-    values = values_of("zero1_fp32")
-    values["zero_optimization"]["reduce_bucket_size"] = 5e7
-    assert resolved(values).json["zero_optimization"]["reduce_bucket_size"] == 50_000_000
-
-
 def changed(name: str, **sections: Any) -> dict[str, Any]:
     """A shipped file with added keys; `section__key` stands for a key of a section."""
     values = values_of(name)
@@ -194,6 +179,11 @@ def changed(name: str, **sections: Any) -> dict[str, Any]:
         section, _, key = path.rpartition("__")
         (values.setdefault(section, {}) if section else values)[key] = value
     return values
+
+
+def test_sizes_may_be_written_as_json_powers_of_ten() -> None:
+    values = changed("zero1_fp32", zero_optimization__reduce_bucket_size=5e7)
+    assert resolved(values).json["zero_optimization"]["reduce_bucket_size"] == 50_000_000
 
 
 HALF = {"enabled": True}
@@ -228,16 +218,17 @@ def test_similar_values_are_accepted_and_train(name: str, changes: dict[str, Any
     assert engine.full_state().adam_steps == 3
 
 
-@pytest.mark.parametrize(("micro", "batch_size"), [("auto", 63), (5, 64), (64, 64)])
-def test_a_batch_that_is_not_divisible_is_refused(micro: Any, batch_size: int) -> None:
-    values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
-    assert "expected a multiple of" in problems(values, batch_size=batch_size)
-
-
-@pytest.mark.parametrize("micro", [0, -1, True, "many", 1.5])
-def test_a_micro_batch_that_is_not_a_count_is_refused(micro: Any) -> None:
-    values = values_of("zero1_fp32") | {"train_micro_batch_size_per_gpu": micro}
-    assert "train_micro_batch_size_per_gpu" in problems(values)
+@pytest.mark.parametrize(
+    ("micro", "batch_size", "said"),
+    [
+        *((micro, size, "expected a multiple of") for micro, size in (("auto", 63), (5, 64), (64, 64))),
+        *((micro, 64, "train_micro_batch_size_per_gpu") for micro in (0, -1, True, "many", 1.5)),
+    ],
+)
+def test_a_micro_batch_that_is_not_a_count_or_does_not_divide_the_batch_is_refused(
+    micro: Any, batch_size: int, said: str
+) -> None:
+    assert said in problems(changed("zero1_fp32", train_micro_batch_size_per_gpu=micro), batch_size=batch_size)
 
 
 @pytest.mark.parametrize(
@@ -247,5 +238,4 @@ def test_a_micro_batch_that_is_not_a_count_is_refused(micro: Any) -> None:
 def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "mine.json"
     path.write_text(text)
-    assert said in problems(path)
-    assert str(path) in problems(path)
+    assert re.search(f"{path}.*{said}", problems(path))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed.launcher.runner import fetch_hostfile
 from torch import Tensor
 
 from electra_sampler.foundation.config import ConfigError
@@ -18,7 +17,6 @@ from pretrain.engine.optim import parameter_groups, without_bias_correction
 from pretrain.job.processes import start_processes
 from tests.deepspeed_values import VARIANTS
 from tests.pretrain.engine import engine_worker as worker
-from tests.pretrain.engine.checkpoints import flip_bit
 from tests.warm import Warm, outputs, two_ranks
 
 Figures = dict[str, Any]
@@ -34,23 +32,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def figures_of(folder: Path, ranks: int) -> Figures:
+    figures: Figures = json.loads((folder / f"ranks-{ranks}" / "figures.json").read_text())
+    return figures
+
+
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Figures:
     """Figures of two ranks."""
-    figures: Figures = json.loads((folder / "ranks-2" / "figures.json").read_text())
-    return figures
+    return figures_of(folder, 2)
 
 
 @pytest.fixture(scope="module")
 def one(folder: Path) -> Figures:
     """Figures of one process."""
-    figures: Figures = json.loads((folder / "ranks-1" / "figures.json").read_text())
-    return figures
+    return figures_of(folder, 1)
 
 
-def trained(jobs: tuple[Figures, ...], name: str) -> list[Figures]:
-    """Figures of the jobs that trained under this file."""
-    return [figures["train"][name] for figures in jobs if name in figures["train"]]
+def assert_exact(figures: Figures) -> None:
+    """A new engine resumed bitwise from a checkpoint, and a NaN on one rank changed no weight on any."""
+    assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
+    assert figures["same_end"]
+    assert figures["spoiled"] == {"overflow": True, "unchanged": True}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +89,7 @@ def test_muon_moves_whole_matrices_at_every_stage_and_resumes_bitwise(two: Figur
     assert max(abs(a / b - 1) for a, b in zip(whole, one["train"]["zero0_fp32"]["losses"], strict=True)) > 1e-3
     for figures in (job["muon"][name] for job in (two, one) if name in job["muon"]):
         assert figures["losses"] == pytest.approx(whole, rel=1e-6 if name in worker.FP32 else 2e-2)
-        assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
-        assert figures["same_end"] and figures["spoiled"] == {"overflow": True, "unchanged": True}
+        assert_exact(figures)
 
 
 @pytest.mark.parametrize("name", worker.RECOMPUTED)
@@ -107,10 +109,12 @@ def test_every_shipped_file_and_every_variant_was_used(two: Figures) -> None:
 
 
 @pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_a_new_engine_resumes_bitwise_from_a_checkpoint(two: Figures, one: Figures, name: str) -> None:
-    for figures in trained((two, one), name):
-        assert figures["resumed"] == figures["losses"][worker.SAVED_AT :]
-        assert figures["same_end"]
+def test_an_engine_starts_with_the_models_own_weights_resumes_bitwise_and_ignores_a_nan_on_one_rank(
+    two: Figures, one: Figures, name: str
+) -> None:
+    for figures in (job["train"][name] for job in (two, one) if name in job["train"]):
+        assert figures["same_start"]
+        assert_exact(figures)
 
 
 @pytest.mark.parametrize("name", worker.FP32)
@@ -126,21 +130,8 @@ def test_the_first_update_of_adam_is_the_learning_rate(two: Figures, name: str) 
     assert two["train"][name]["first_update"] == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_a_nan_on_one_rank_changes_no_weight_anywhere(two: Figures, one: Figures, name: str) -> None:
-    for figures in trained((two, one), name):
-        assert figures["spoiled"] == {"overflow": True, "unchanged": True}
-
-
-@pytest.mark.parametrize("name", (*worker.FP32, *worker.BF16, *worker.FP16))
-def test_the_master_weights_are_bitwise_the_models_initial_ones(two: Figures, one: Figures, name: str) -> None:
-    for figures in trained((two, one), name):
-        assert figures["same_start"]
-
-
-def test_the_same_holds_under_every_override_and_at_stage_3_in_fp16(two: Figures) -> None:
-    assert two["starts"].keys() == {*worker.VARIANTS, "zero3_fp16"}
-    assert all(two["starts"].values()), two["starts"]
+def test_it_starts_so_under_every_override_and_at_stage_3_in_fp16(two: Figures) -> None:
+    assert two["starts"] == dict.fromkeys((*worker.VARIANTS, "zero3_fp16"), True)
 
 
 def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops_at_its_floor(
@@ -148,22 +139,19 @@ def test_the_loss_scale_halves_at_an_overflow_doubles_after_good_steps_and_stops
 ) -> None:
     stories = two["scales"]
     assert one["scales"] == stories
-    assert stories["falling"]["loss_scale"] == [4, 2, 1, 1, 1, 1]
-    assert stories["falling"]["overflow"] == [True] * 4 + [False] * 2
-    assert stories["falling"]["fatal"] == [False, False, True, True, False, False]
+    assert stories["falling"] == {
+        "overflow": [True] * 4 + [False] * 2,
+        "loss_scale": [4, 2, 1, 1, 1, 1],
+        "fatal": [False, False, True, True, False, False],
+    }
     assert stories["patient"]["loss_scale"] == [4, 4, 2, 1, 1, 1]  # the first overflow is tolerated
-    assert stories["growing"]["loss_scale"][:4] == [4, 4, 4, 8]
-    assert stories["growing"]["loss_scale"][4:7] == [4, 4, 4]
-    assert stories["growing"]["loss_scale"][7] == 8
+    assert stories["growing"]["loss_scale"] == [4, 4, 4, 8, 4, 4, 4, 8]
     assert stories["fixed"] == {
         "overflow": [False, True, False],
         "loss_scale": [64.0] * 3,
         "fatal": [False, True, False],
     }
-
-
-def test_a_loss_that_is_not_finite_updates_nothing(two: Figures) -> None:
-    assert two["scales"]["loss"]["overflow"] == [False, True, False]
+    assert stories["loss"]["overflow"] == [False, True, False], "a loss that is not finite updates nothing"
 
 
 def test_a_checkpoint_holds_each_parameter_once_at_any_stage(two: Figures) -> None:
@@ -198,10 +186,7 @@ def test_adams_hyperparameters_are_scaled_for_one_update_only() -> None:
     """Without bias correction the first update is (1 - beta1) / sqrt(1 - beta2) = 3.16 times the rate."""
     engine = make_engine()
     start = engine.full_state().weights
-    ids, real = worker.batch_of(0)
-    for micro in range(engine.config.accumulation_steps):
-        rows = slice(micro * worker.MICRO_BATCH, (micro + 1) * worker.MICRO_BATCH)
-        engine.backward(engine.forward(ids[rows], real[rows])["loss_sum"])
+    accumulate(engine, losses_of(engine, 0))
     engine.update(1e-3, without_bias_correction(0, worker.OPTIM.betas))
     change = worker.largest_change(start, engine.full_state().weights)
     assert change == pytest.approx(1e-3 * 0.1 / 0.001**0.5, rel=1e-3)
@@ -224,14 +209,8 @@ def test_a_checkpoint_of_another_precision_and_stage_is_resumed(folder: Path, na
     engine.load_full_state(state)
     assert worker.same_states(engine.full_state(), replace(state, loss_scale={}))
     loss, result = worker.Runner(engine).step(worker.SAVED_AT)
-    assert not result.overflow
-    assert result.loss_scale == 1
+    assert (result.overflow, result.loss_scale) == (False, 1)
     assert loss < 60
-
-
-@pytest.mark.parametrize(("name", "slots"), [("16v100", [8, 8]), ("8v100", [8]), ("local", [2])])
-def test_hostfiles_are_read_by_deepspeed_as_intended(name: str, slots: list[int]) -> None:
-    assert list(fetch_hostfile(str(worker.REPOSITORY / "hostfiles" / name)).values()) == slots
 
 
 @dataclass
@@ -249,23 +228,16 @@ def losses_of(engine: Engine, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield loss_sum * engine.config.accumulation_steps / real_BL.sum(), loss_sum.detach() / real_BL.sum()
 
 
-def test_a_step_is_one_update_by_the_mean_over_its_micro_batches() -> None:
+def test_a_step_is_one_update_by_the_mean_over_its_micro_batches_and_returns_the_wishes_during_it() -> None:
     engine, other = make_engine(), make_engine()
     assert engine.config.accumulation_steps > 1
-    for step in range(3):
+    for step, wish in enumerate((False, True, False)):
         total = accumulate(engine, losses_of(engine, step))
-        result, (loss, requested) = end_step(engine, total, [False], worker.rate(step)).read()
+        result, (loss, *wishes) = end_step(engine, total, [wish, False], worker.rate(step)).read()
         assert loss == pytest.approx(worker.Runner(other).step(step)[0], rel=1e-6)
-        assert (result.overflow, requested) == (False, 0)
+        assert (result.overflow, wishes) == (False, [wish, False])
     assert engine.full_state().adam_steps == 3
     assert worker.same_states(engine.full_state(), other.full_state())
-
-
-def test_a_wish_during_the_step_is_returned_with_it() -> None:
-    engine = make_engine()
-    total = accumulate(engine, losses_of(engine, 0))
-    assert end_step(engine, total, [True, False], worker.rate(0)).read()[1][1:] == [1, 0]
-    assert engine.full_state().adam_steps == 1
 
 
 def test_a_resume_loads_engine_and_progress_and_changes_nothing_without_a_checkpoint(tmp_path: Path) -> None:
@@ -277,14 +249,3 @@ def test_a_resume_loads_engine_and_progress_and_changes_nothing_without_a_checkp
     save(tmp_path, 2, trained.full_state(), {"done": 2}, keep_last=1)
     assert resume(tmp_path, fresh, Steps) == Steps(2)
     assert worker.same_states(fresh.full_state(), trained.full_state())
-
-
-def test_a_resume_uses_the_checkpoint_before_a_damaged_one_but_never_starts_over(tmp_path: Path) -> None:
-    engine = make_engine()
-    for step in (1, 2):
-        save(tmp_path, step, engine.full_state(), {"done": step}, keep_last=2)
-    flip_bit(tmp_path / "step-00000002" / "weights.safetensors")
-    assert resume(tmp_path, engine, Steps) == Steps(1)
-    flip_bit(tmp_path / "step-00000001" / "weights.safetensors")
-    with pytest.raises(ConfigError, match=r"none in .* is intact"):
-        resume(tmp_path, engine, Steps)

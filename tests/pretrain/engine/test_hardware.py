@@ -122,14 +122,16 @@ def test_an_operation_without_a_deterministic_form_is_refused(as_before: None) -
         values.put_(places, torch.ones(2))
 
 
+@pytest.mark.parametrize(
+    ("chosen", "cublas", "nccl"),
+    [({}, ":4096:8", "^NVLS,NVLSTree"), ({"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}, ":16:8", "Ring")],
+)
 def test_cublas_and_nccl_get_settings_that_may_be_chosen_among_the_deterministic_ones(
-    as_before: None,
+    chosen: dict[str, str], cublas: str, nccl: str, as_before: None
 ) -> None:
-    environment: dict[str, str] = {}
+    environment = dict(chosen)
     compute_deterministically(environment)
-    assert environment == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"}
-    compute_deterministically(chosen := {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"})
-    assert chosen == {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}
+    assert environment == {"CUBLAS_WORKSPACE_CONFIG": cublas, "NCCL_ALGO": nccl}
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,13 @@
-"""Claims about Muon: its updates, against PyTorch's own, and which parameters it moves."""
-
-from pathlib import Path
+"""Claims about Muon: its updates, against PyTorch's own, and which parameters it moves; test_engine.py has resumes."""
 
 import pytest
 import torch
 from torch import nn
 
-from electra_sampler.foundation.config import ConfigError
 from pretrain.engine import muon
-from pretrain.engine.deepspeed_config import resolve
-from pretrain.engine.engine import Engine
 from pretrain.engine.muon import MuonAndAdamW, moved_by_muon, orthogonalized
-from pretrain.engine.optim import OptimConfig, decays, parameter_groups
-from pretrain.job.processes import start_processes
+from pretrain.engine.optim import decays, parameter_groups
 from tests.pretrain.conftest import MODERN, new_model
-
-OPTIM = OptimConfig(lr=0.01, steps=9, warmup_steps=0, weight_decay=0.1, muon=True)
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (24, 40), (40, 24)])
@@ -72,31 +64,3 @@ def test_it_moves_the_matrices_of_the_layers_and_nothing_else(modern: bool) -> N
     )
     groups = parameter_groups(model, 0.01, muon=True)
     assert sum(len(group["params"]) for group in groups if group["matrices"]) == len(moved)
-
-
-def test_a_reloaded_state_takes_the_same_next_steps() -> None:
-    def trained(state: object, steps: int) -> tuple[object, dict[str, torch.Tensor]]:
-        torch.manual_seed(0)
-        model = nn.ModuleDict({"encoder": nn.ModuleDict({"layer": nn.ModuleList([nn.Linear(8, 8)])})})
-        config = resolve(
-            Path("zero0_fp32"), batch_size=1, world_size=1, device_type="cpu", clipping=OPTIM.gradient_clipping
-        )
-        engine: Engine = Engine(model, parameter_groups(model, 0.1, muon=True), config, start_processes())
-        if state:
-            engine.load_full_state(state)
-        layer = engine.module["encoder"]["layer"][0]
-        for _ in range(steps):
-            inputs = torch.full((2, 8), float(engine.adam_steps + 1))
-            engine.backward((layer(inputs) - 1).square().mean())
-            engine.update(OPTIM.rate(engine.adam_steps))
-        return engine.full_state(), {name: p.detach().clone() for name, p in engine.module.named_parameters()}
-
-    _, whole = trained(None, 6)
-    half, _ = trained(None, 3)
-    _, resumed = trained(half, 3)
-    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
-
-
-def test_it_is_refused_without_bias_correction() -> None:
-    with pytest.raises(ConfigError, match="muon: true without adam_bias_correction"):
-        OptimConfig.from_values({"lr": 0.1, "steps": 9, "warmup_steps": 0, "muon": True, "adam_bias_correction": False})

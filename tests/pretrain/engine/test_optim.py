@@ -1,5 +1,7 @@
 """Claims about the learning rate schedule and about weight decay."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,44 +13,14 @@ from pretrain.engine.optim import (
     parameter_groups,
     without_bias_correction,
 )
-from pretrain.model.encoder import ElectraEncoder, Embeddings
-from pretrain.model.sizes import EncoderConfig
-
-SIZES = EncoderConfig(
-    vocab_size=30,
-    embedding_size=4,
-    hidden_size=6,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=8,
-)
+from tests.pretrain.conftest import new_model
 
 
-class TwoEncoders(nn.Module):
-    """Generator and discriminator with shared embeddings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        embeddings = Embeddings(SIZES)
-        self.generator = ElectraEncoder(SIZES, embeddings)
-        self.discriminator = ElectraEncoder(SIZES, embeddings)
-
-
-def rates(total_steps: int = 100, warmup_steps: int = 10) -> list[float]:
-    return [
-        learning_rate(step, base=2.0, warmup_steps=warmup_steps, total_steps=total_steps)
-        for step in range(total_steps + 1)
-    ]
-
-
-def test_the_rate_rises_linearly_to_its_base_and_falls_linearly_to_zero() -> None:
-    values = rates()
-    assert values[:10] == pytest.approx([2.0 * (step + 1) / 10 for step in range(10)])
-    assert values[10:] == pytest.approx([2.0 * (100 - step) / 90 for step in range(10, 101)])
-
-
-def test_without_warmup_the_first_rate_is_the_base() -> None:
-    assert rates(warmup_steps=0)[0] == 2.0
+@pytest.mark.parametrize("warmup", [10, 0])
+def test_the_rate_rises_linearly_to_its_base_and_falls_linearly_to_zero(warmup: int) -> None:
+    rates = [learning_rate(step, base=2.0, warmup_steps=warmup, total_steps=100) for step in range(101)]
+    rising = [2.0 * (step + 1) / warmup for step in range(warmup)]
+    assert rates == pytest.approx([*rising, *(2.0 * (100 - step) / (100 - warmup) for step in range(warmup, 101))])
 
 
 def test_adam_without_bias_correction_is_googles_update_by_hand_in_float64() -> None:
@@ -74,22 +46,17 @@ def test_adam_without_bias_correction_is_googles_update_by_hand_in_float64() -> 
         assert weight.tolist() == pytest.approx(by_hand.tolist(), rel=1e-12)
 
 
-def test_every_trainable_parameter_is_in_exactly_one_group() -> None:
-    model = TwoEncoders()
-    held = [id(parameter) for group in parameter_groups(model, 0.01) for parameter in group["params"]]
-    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
-
-
-def test_layer_norms_biases_and_relative_bias_tables_do_not_decay() -> None:
-    model = TwoEncoders()
-    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(model, 0.01) for p in group["params"]}
+def test_every_parameter_is_in_one_group_where_layer_norms_biases_and_relative_bias_tables_do_not_decay() -> None:
+    model = new_model()
+    held = [(id(p), group["weight_decay"]) for group in parameter_groups(model, 0.01) for p in group["params"]]
+    assert len(held) == len([*model.parameters()])
     for name, parameter in model.named_parameters():
         spared = name.endswith("bias") or "LayerNorm" in name or "relative_attention_bias" in name
-        assert decay_of[id(parameter)] == (0.0 if spared else 0.01), name
+        assert dict(held)[id(parameter)] == (0.0 if spared else 0.01), name
 
 
 def test_groups_have_the_learning_rate_scale_of_each_name() -> None:
-    groups = parameter_groups(TwoEncoders(), 0.01, lr_scale=lambda name: 0.5 if "embeddings." in name else 1.0)
+    groups = parameter_groups(new_model(), 0.01, lr_scale=lambda name: 0.5 if "embeddings." in name else 1.0)
     assert sorted((group["weight_decay"], group["lr_scale"]) for group in groups) == [
         (0.0, 0.5), (0.0, 1.0), (0.01, 0.5), (0.01, 1.0),
     ]  # fmt: skip
@@ -101,22 +68,25 @@ def test_impossible_optimizer_settings_are_refused(mistake: dict[str, object]) -
         OptimConfig.from_values({"lr": 1e-3, "steps": 100, "warmup_steps": 10} | mistake)
 
 
-def wsd(**settings: object) -> list[float]:
-    config = OptimConfig(lr=2.0, steps=100, warmup_steps=10, schedule="wsd", **settings)  # type: ignore[arg-type]
-    return [config.rate(updates) for updates in range(100)]
+SHARES = [done / 40 for done in range(40)]
 
 
-def test_a_stable_run_stays_at_its_rate_after_the_warmup() -> None:
-    assert wsd() == pytest.approx([2.0 * (step + 1) / 10 for step in range(10)] + [2.0] * 90)
-
-
-@pytest.mark.parametrize("shape", ["linear", "sqrt"])
-def test_a_decay_falls_from_the_rate_to_its_final_share(shape: str) -> None:
-    values = wsd(decay_steps=40, decay_shape=shape, final_scale=0.1)
-    shares = [done / 40 for done in range(40)]
-    left = [1 - (share if shape == "linear" else share**0.5) for share in shares]
-    assert values[10:60] == [2.0] * 50
-    assert values[60:] == pytest.approx([2.0 * (0.1 + 0.9 * part) for part in left])
+@pytest.mark.parametrize(
+    ("decay", "left"),
+    [
+        ({}, [1.0] * 40),
+        ({"decay_steps": 40, "decay_shape": "linear"}, [1 - share for share in SHARES]),
+        ({"decay_steps": 40, "decay_shape": "sqrt"}, [1 - share**0.5 for share in SHARES]),
+    ],
+    ids=["stable", "linear", "sqrt"],
+)
+def test_a_stable_run_stays_at_its_rate_until_a_decay_falls_to_its_final_share(
+    decay: dict[str, Any], left: list[float]
+) -> None:
+    config = OptimConfig(lr=2.0, steps=100, warmup_steps=10, schedule="wsd", final_scale=0.1, **decay)
+    rates = [config.rate(updates) for updates in range(100)]
+    rising = [2.0 * (step + 1) / 10 for step in range(10)]
+    assert rates == pytest.approx([*rising, *[2.0] * 50, *(2.0 * (0.1 + 0.9 * part) for part in left)])
 
 
 @pytest.mark.parametrize(
@@ -126,8 +96,9 @@ def test_a_decay_falls_from_the_rate_to_its_final_share(shape: str) -> None:
         ({"decay_shape": "linear"}, "decay_shape: got linear with schedule linear"),
         ({"final_scale": 0.1}, "final_scale: got 0.1 with schedule linear"),
         ({"schedule": "wsd", "decay_steps": 91}, "decay_steps: got 91, expected at most 90"),
+        ({"muon": True, "adam_bias_correction": False}, "muon: true without adam_bias_correction"),
     ],
 )
-def test_a_decay_without_its_schedule_or_longer_than_the_run_is_refused(settings: dict, expected: str) -> None:
+def test_settings_that_need_another_or_a_longer_run_are_refused(settings: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         OptimConfig.from_values({"lr": 1.0, "steps": 100, "warmup_steps": 10, **settings})

@@ -5,30 +5,15 @@ import sys
 
 import deepspeed
 import pytest
-import torch
 from torch import nn
 
 from pretrain.engine.deepspeed_patches import patch_modules
 from pretrain.engine.engine import Engine
 from pretrain.engine.optim import parameter_groups
-from pretrain.engine.plain import MOMENTS
-from pretrain.engine.zero import Zero3, Zero12
+from pretrain.engine.zero import Zero12
 from pretrain.job.processes import start_processes
 from tests.conftest import REPOSITORY
 from tests.pretrain.engine import engine_worker as worker
-
-
-@torch.no_grad()
-def test_partitioned_parameters_are_gathered_as_a_whole() -> None:
-    """Covers one rank; engine_worker.py covers two ranks with padded partitions."""
-    model, world = nn.Linear(3, 5), start_processes()
-    config = worker.resolved_config("zero3_fp32", world_size=1)
-    zero = Zero3(model, parameter_groups(model, 0.01), config, world)
-    zero.start_adam()
-    for moment in (None, *MOMENTS):
-        full = torch.randn(5, 3)
-        zero.divide(model.weight, full, moment)
-        assert torch.equal(zero.gather(moment)["weight"], full)
 
 
 @pytest.mark.parametrize(("name", "hooks"), [("zero1_bf16", 0), ("zero1_fp32", 0), ("zero2_bf16", 2)])
