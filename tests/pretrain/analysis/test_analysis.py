@@ -62,21 +62,18 @@ def test_the_generators_numbers_are_means_over_masked_positions() -> None:
 
 def test_detection_accuracy_over_masked_and_all_positions_has_an_interval_around_it() -> None:
     found = detection(judgment(d=np.array([3.0, -2.0, -1.0, -2.0, -3.0, 4.0])))
-    assert found["accuracy_masked"].value == 0.75
-    assert found["accuracy_all"].value == pytest.approx(4 / 6)
-    assert found["replaced_share"].value == pytest.approx(2 / 6)
-    for name in ("accuracy_masked", "accuracy_all", "replaced_share"):
+    for name, expected in {"accuracy_masked": 3 / 4, "accuracy_all": 4 / 6, "replaced_share": 2 / 6}.items():
         value, low, high = as_json(found[name])
+        assert value == pytest.approx(expected), name
         assert low <= value <= high and low < high
 
 
 def test_detection_compares_the_loss_with_the_entropy_of_the_replaced_share() -> None:
     found = detection(judgment())
-    loss = np.mean([np.log1p(np.exp(-v)) for v in (3, 2)] * 1 + [np.log1p(np.exp(v)) for v in (-1, -2, -3, -4)])
+    loss = np.mean(np.log1p(np.exp([-3, -2, -1, -2, -3, -4])))  # of two replaced and four original tokens
     entropy = -(1 / 3 * np.log(1 / 3) + 2 / 3 * np.log(2 / 3))
-    assert found["discriminator_loss"].value == pytest.approx(loss)
-    assert found["discriminator_entropy"].value == pytest.approx(entropy)
-    assert found["loss_over_entropy"].value == pytest.approx(loss / entropy)
+    expected = {"discriminator_loss": loss, "discriminator_entropy": entropy, "loss_over_entropy": loss / entropy}
+    assert {name: found[name].value for name in expected} == pytest.approx(expected)
 
 
 def test_detection_has_the_auc_of_all_and_of_masked_positions() -> None:
@@ -87,11 +84,12 @@ def test_detection_has_the_auc_of_all_and_of_masked_positions() -> None:
     assert as_json(nothing["auc_all"]) is None and as_json(nothing["auc_masked"]) is None
 
 
-def test_correlations_by_class_are_numpys() -> None:
-    pearson = estimate_quality(observations())["pearson"]
-    assert pearson["replaced"].value == pytest.approx(1.0)
-    assert pearson["original"].value == pytest.approx(1.0)
-    assert pearson["all"].value == pytest.approx(np.corrcoef([0.1, 0.4, 0.2, 0.3], [0.2, 0.8, 0.7, 0.9])[0, 1])
+def test_correlations_by_class_are_numpys_and_the_class_mean_predictor_depends_only_on_the_class() -> None:
+    found = {name: part.value for name, part in estimate_quality(observations())["pearson"].items()}
+    actual, estimated, means = [0.2, 0.8, 0.7, 0.9], [0.1, 0.4, 0.2, 0.3], [0.5, 0.5, 0.8, 0.8]
+    whole, of_means = (np.corrcoef(predicted, actual)[0, 1] for predicted in (estimated, means))
+    expected = {"replaced": 1.0, "original": 1.0, "all": whole, "class_means": of_means}
+    assert found == pytest.approx(expected | {"all_minus_class_means": whole - of_means})
 
 
 def test_an_objective_without_loss_estimate_has_no_correlation() -> None:
@@ -99,15 +97,6 @@ def test_an_objective_without_loss_estimate_has_no_correlation() -> None:
     assert estimate_quality(seen) == {}
     shown = headline(as_json(analyze(observed(p_G=seen))))
     assert shown["estimate_correlation"] == {"original": None, "replaced": None, "all": None}
-
-
-def test_the_class_mean_predictor_depends_only_on_the_class() -> None:
-    quality = estimate_quality(observations())
-    means = [0.5, 0.5, 0.8, 0.8]
-    expected = np.corrcoef(means, [0.2, 0.8, 0.7, 0.9])[0, 1]
-    pearson = quality["pearson"]
-    assert pearson["class_means"].value == pytest.approx(expected)
-    assert pearson["all_minus_class_means"].value == pytest.approx(pearson["all"].value - expected)
 
 
 def test_an_estimate_informative_within_classes_beats_the_class_means_and_a_constant_one_does_not() -> None:
@@ -124,17 +113,24 @@ def test_an_estimate_informative_within_classes_beats_the_class_means_and_a_cons
         assert (low > 0) == above
 
 
-def test_maximum_probabilities_are_counted_in_ten_bins() -> None:
-    own, plain = observations(), observations(largest_q=np.array([0.95, 0.91, 0.55, 0.05]))
-    shares = {name: certainty(seen)[0] for name, seen in (("p_G", plain), ("p_S", own))}
-    assert [share.value for share in shares["p_G"]] == [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]
-    assert [share.value for share in shares["p_S"]] == [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5]
-    _, low, high = as_json(shares["p_G"][-1])
-    assert (low, high) == (0.0, 1.0)  # both positions of one sequence, none of the other
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [
+        ([0.65, 0.99, 0.35, 1.0 + 1e-7], [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5]),
+        ([0.95, 0.91, 0.55, 0.05], [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]),
+    ],
+)
+def test_maximum_probabilities_are_counted_in_ten_bins_and_the_entropy_is_a_mean(
+    largest: list[float], expected: list[float]
+) -> None:
+    shares, entropy = certainty(observations(largest_q=np.array(largest)))
+    assert [share.value for share in shares] == expected
+    assert as_json(entropy) == [3.0, 1.5, 4.5]  # one sequence or the other only, at the ends
 
 
-def test_the_entropy_is_the_mean_over_masked_positions() -> None:
-    assert as_json(certainty(observations())[1]) == [3.0, 1.5, 4.5]  # one sequence or the other only, at the ends
+def test_the_interval_of_a_share_is_over_sequences() -> None:
+    shares, _ = certainty(observations(largest_q=np.array([0.95, 0.91, 0.55, 0.05])))
+    assert as_json(shares[-1])[1:] == [0.0, 1.0]  # both positions of one sequence, none of the other
 
 
 def test_the_loss_estimate_weights_every_sample_by_its_ratio() -> None:

@@ -125,8 +125,7 @@ def test_the_markdown_tables_have_every_entry_and_the_differences_from_the_first
     assert "minus base:" in lines
     value = next(entry for entry in entries if entry.distribution == "p_S").found["accuracy_masked"].value
     assert f"| base | p_S of method | 10 | {value:.4f} (" in "\n".join(rows)
-    columns = {line.count("|") for line in lines[: lines.index("")]}
-    assert len(columns) == 1
+    assert len({line.count("|") for line in lines[: lines.index("")]}) == 1
 
 
 def test_all_entries_share_their_resamples_so_a_discriminators_difference_from_itself_is_zero(
@@ -140,19 +139,20 @@ def test_all_entries_share_their_resamples_so_a_discriminators_difference_from_i
 def test_the_sums_of_all_sequences_give_the_metrics_of_each_entry(entries: list[Entry]) -> None:
     for entry in entries:
         of = dict(zip(SUMMED, entry.sums_CS.astype(np.float64).sum(1), strict=True))
-        found = {name: entry.found[name].value for name in COMPARED}
-        assert of["right"] / of["tokens"] == pytest.approx(found["accuracy_all"])
-        assert of["masked_right"] / of["masked"] == pytest.approx(found["accuracy_masked"])
-        assert of["loss"] / of["tokens"] == pytest.approx(found["discriminator_loss"])
-        assert of["placed_replaced"] / of["replaced"] == pytest.approx(found["auc_all"])
-        assert of["placed_original"] / (of["tokens"] - of["replaced"]) == pytest.approx(found["auc_all"])
+        expected = {
+            "accuracy_all": of["right"] / of["tokens"],
+            "accuracy_masked": of["masked_right"] / of["masked"],
+            "discriminator_loss": of["loss"] / of["tokens"],
+            "auc_all": of["placed_replaced"] / of["replaced"],
+        }
+        assert {name: entry.found[name].value for name in expected} == pytest.approx(expected)
+        assert of["placed_original"] / (of["tokens"] - of["replaced"]) == pytest.approx(expected["auc_all"])
 
 
 def test_newest_checkpoints_of_different_steps_are_crossed_and_named_by_the_samplers_step(
     models: dict[str, Electra], batches: list[Batch], tmp_path: Path
 ) -> None:
     steps = {"base": 10, "method": 7}
-    candidates = [[candidate(name, models[name], batches, tmp_path / name, step)] for name, step in steps.items()]
-    entries = list(cross([part for (part,) in candidates], lambda: batches, CPU))
-    assert len(entries) == 6
-    assert all(entry.step == steps[entry.sampler] for entry in entries)
+    candidates = [candidate(name, models[name], batches, tmp_path / name, step) for name, step in steps.items()]
+    entries = list(cross(candidates, lambda: batches, CPU))
+    assert [entry.step for entry in entries] == [10, 7, 7] * 2

@@ -115,17 +115,16 @@ def test_several_runs_share_the_charts(tmp_path: Path) -> None:
     assert "2 runs" in page.text and "Verdict on second" in page.text
 
 
-def test_a_run_that_failed_before_its_first_record_has_a_page(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_record_and_has_a_damaged_log_has_a_page_that_says_so(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path)
     (tmp_path / "logs").mkdir()
     write_record(tmp_path, EndRecord.of(0)._replace(reason="error", exit_code=1, sentence="out of memory"))
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"kind": "train", "st\n\x00\xff\n')
     text = " ".join(page_of(tmp_path).text.split())
     assert "Failed, step 0 of 2,000" in text and "out of memory" in text and "Nothing is logged yet" in text
-
-
-def test_the_page_of_a_damaged_log_says_so(tmp_path: Path) -> None:
-    (write_run(tmp_path) / "metrics.jsonl").write_bytes(b'{"kind": "train", "st\n\x00\xff\n')
-    assert "2 lines of metrics.jsonl are damaged or incomplete" in page_of(tmp_path).text
+    assert "2 lines of metrics.jsonl are damaged or incomplete" in text
 
 
 def test_the_page_begins_with_the_doctors_report(tmp_path: Path) -> None:
