@@ -38,7 +38,7 @@ SHORT_RUN = (
 )
 
 
-def run_arguments(shards: Path, output: Path, *overrides: str) -> list[str | Path]:
+def run_arguments(shards: str | Path, output: Path, *overrides: str) -> list[str | Path]:
     return [
         "pretrain/run.py",
         "--preset",

@@ -1,6 +1,5 @@
 """Claims about reading folders of shards: mixtures are exact and stateless, and errors name the damaged file."""
 
-import json
 import resource
 import shutil
 import subprocess
@@ -13,14 +12,14 @@ import pytest
 
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
-from data_prep.manifest import load_manifest, save_manifest, sum_shards
+from data_prep.manifest import Manifest, ShardEntry, load_manifest, save_manifest, sum_shards
 from data_prep.shards import IndexedFile
 from electra_sampler.foundation.config import ConfigError, LocalProblem
-from electra_sampler.foundation.files import sealed
 from electra_sampler.foundation.ordering import dealt, permuted
 from pretrain.data.batches import BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards, open_held_out, open_shards
 from tests.conftest import REPOSITORY
+from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +71,9 @@ def test_each_folder_reads_every_sequence_once_per_own_epoch(folders: list[Path]
 def test_without_weights_folders_count_by_size_and_finish_their_epochs_together(folders: list[Path]) -> None:
     shards = open_shards(*folders)
     sample = np.arange(len(shards))
-    assert (
-        sorted(shards.mixture.shuffled(sample, seed=1)[0]) == sorted(shards.mixture.in_turn(sample)) == sample.tolist()
-    )
-    assert not shards.mixture.shuffled(sample, seed=1)[1].any()
+    index, epoch = shards.mixture.shuffled(sample, seed=1)
+    assert sorted(index) == sorted(shards.mixture.in_turn(sample)) == sample.tolist()
+    assert not epoch.any()
 
 
 def test_rows_of_a_mixture_are_the_folders_own_sequences(folders: list[Path]) -> None:
@@ -127,95 +125,74 @@ def test_weights_are_one_positive_number_per_folder(weights: tuple[float, ...], 
         open_shards(*folders, weights=weights)
 
 
-def test_a_folder_named_twice_is_refused(shards_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="is named twice"):
-        open_shards(shards_folder, shards_folder / ".." / shards_folder.name)
-
-
-def test_missing_shards_are_an_error_with_the_command_that_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"nothing does not exist; name existing .*python -m data_prep.build_shards",
-    ):
-        open_shards(tmp_path / "nothing")
-
-
-def cut(name: str, size: int) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        path = folder / name
-        path.write_bytes(path.read_bytes()[:-size])
-
-    return damage
-
-
-def swapped(one: str, other: str) -> Callable[[Path], None]:
-    """Puts one shard's file in place of another, as a faulty copy might."""
-
-    def damage(folder: Path) -> None:
-        shutil.copy(folder / other, folder / one)
-
-    return damage
-
-
-def removed(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-DAMAGES = {
-    "ids cut": cut("shard-00001.bin", 2),
-    "index cut": cut("shard-00001.idx", 8),
-    "ids empty": cut("shard-00001.bin", 10**9),
-    "masks cut": cut("shard-00001.mask.bin", 1),
-    "masks missing": removed("shard-00001.mask.bin"),
-    "index of the masks missing": removed("shard-00001.mask.idx"),
-    "index of another shard": swapped("shard-00001.idx", "shard-00000.idx"),
-    "masks of another shard": lambda folder: [
-        swapped(f"shard-00001.mask{suffix}", f"shard-00000.mask{suffix}")(folder) for suffix in (".bin", ".idx")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("../shards", "is named twice"),
+        ("nothing", r"nothing does not exist; name existing .*python -m data_prep.build_shards"),
     ],
-    "all of another shard": lambda folder: [
-        swapped(f"shard-00001{suffix}", f"shard-00000{suffix}")(folder) for suffix in (".bin", ".idx")
+)
+def test_a_folder_that_is_named_twice_or_missing_is_refused(name: str, said: str, shards_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_shards(shards_folder, shards_folder / name)
+
+
+def of_another_shard(path: Path) -> None:
+    """As a faulty copy might leave it."""
+    shutil.copy(path.with_name(path.name.replace("00001", "00000")), path)
+
+
+@pytest.fixture
+def copy(shards_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the shards, to be damaged."""
+    return shutil.copytree(shards_folder, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("names", "damage"),
+    [
+        (["shard-00001.bin"], lambda path: path.write_bytes(path.read_bytes()[:-2])),
+        (["shard-00001.idx"], lambda path: path.write_bytes(path.read_bytes()[:-8])),
+        (["shard-00001.bin"], lambda path: path.write_bytes(b"")),
+        (["shard-00001.mask.bin"], lambda path: path.write_bytes(path.read_bytes()[:-1])),
+        (["shard-00001.mask.bin"], Path.unlink),
+        (["shard-00001.mask.idx"], Path.unlink),
+        (["shard-00001.idx"], of_another_shard),
+        (["shard-00001.mask.bin", "shard-00001.mask.idx"], of_another_shard),
+        (["shard-00001.bin", "shard-00001.idx"], of_another_shard),
     ],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_shard_is_named_before_anything_is_read(damage: str, shards_folder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    DAMAGES[damage](folder)
+)
+def test_a_damaged_shard_is_named_before_anything_is_read(
+    names: list[str], damage: Callable[[Path], object], copy: Path
+) -> None:
+    for name in names:
+        damage(copy / name)
     with pytest.raises(ConfigError, match="shard-00001") as caught:
-        open_shards(folder)
+        open_shards(copy)
     assert len(caught.value.problems) == 1 and "\n" not in str(caught.value)
 
 
-def shifted_offsets(folder: Path) -> None:
-    path = folder / "shard-00001.idx"
-    items = len(IndexedFile(folder / "shard-00001"))
+def flip(path: Path, place: int, bit: int) -> None:
     content = bytearray(path.read_bytes())
-    content[34 + 4 * items + 8] ^= 2  # the second item's offset, after the header and the lengths
+    content[place] ^= bit
     path.write_bytes(content)
 
 
-def test_a_flipped_bit_in_an_index_is_found_on_reading_and_its_sequence_named(
-    shards_folder: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    shifted_offsets(folder)
-    shards = open_shards(folder)
-    first = load_manifest(folder).shards[0].sequences
+def test_a_flipped_bit_in_an_index_is_found_on_reading_and_its_sequence_named(copy: Path) -> None:
+    items = len(IndexedFile(copy / "shard-00001"))
+    flip(copy / "shard-00001.idx", 34 + 4 * items + 8, 2)  # the second item's offset, after header and lengths
+    shards = open_shards(copy)
+    first = load_manifest(copy).shards[0].sequences
     shards.read(np.array([first - 1, first + 3]), np.zeros(2, int))
     with pytest.raises(LocalProblem, match=r"shard-00001\.idx is damaged at sequence [01]"):
         shards.read(np.array([first + 1, first]), np.zeros(2, int))
 
 
-def overwritten(name: str, first: int, value: int) -> Callable[[Path], None]:
+def overwrite(path: Path, first: int, value: int) -> None:
     """Overwrites content without changing the size, as when a disk loses a block."""
-
-    def damage(folder: Path) -> None:
-        content = bytearray((folder / name).read_bytes())
-        content[first : first + 4096] = bytes([value]) * len(content[first : first + 4096])
-        (folder / name).write_bytes(content)
-
-    return damage
+    content = bytearray(path.read_bytes())
+    content[first : first + 4096] = bytes([value]) * len(content[first : first + 4096])
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -228,53 +205,38 @@ def overwritten(name: str, first: int, value: int) -> Callable[[Path], None]:
     ],
 )
 def test_lost_content_is_found_on_reading_and_its_sequence_named(
-    name: str, value: int, problem: str, shards_folder: Path, tmp_path: Path
+    name: str, value: int, problem: str, copy: Path
 ) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    overwritten(name, 4096, value)(folder)
-    shards = open_shards(folder)
+    overwrite(copy / name, 4096, value)
+    shards = open_shards(copy)
     with pytest.raises(LocalProblem, match=rf"shard-00001 is damaged: sequence \d+ .*{problem}"):
         shards.read(np.arange(len(shards)), np.zeros(len(shards), int))
     with pytest.raises(LocalProblem, match="shard-00001"):  # in the background thread too
         list(TrainingBatches(shards, BatchPlan(16, 16, 1, 0), seed=0).from_step(0, len(shards) // 16))
 
 
-def test_missing_sequence_ends_and_masks_beyond_the_end_are_detected(shards_folder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    shards = open_shards(folder)
-    row = int(np.argmin(shards.lengths(np.arange(load_manifest(folder).shards[0].sequences))))
-    file = IndexedFile(folder / "shard-00000")
-    last = int(file.offsets[row]) + 2 * int(file.lengths[row]) - 2
-    overwrite = bytearray((folder / "shard-00000.bin").read_bytes())
-    overwrite[last] ^= 1
-    (folder / "shard-00000.bin").write_bytes(overwrite)
+def test_a_missing_end_of_a_sequence_is_found_on_reading(copy: Path) -> None:
+    file = IndexedFile(copy / "shard-00000")
+    row = int(np.argmin(file.lengths))
+    flip(copy / "shard-00000.bin", int(file.offsets[row]) + 2 * int(file.lengths[row]) - 2, 1)
     with pytest.raises(LocalProblem, match=rf"sequence {row} does not end with \[SEP\]"):
-        open_shards(folder).read(np.array([row]), np.array([0]))
-
-
-def resealed(folder: Path, **changes: object) -> None:
-    """Rewrites the manifest with other values and a matching checksum."""
-    values = json.loads((folder / "manifest.json").read_text()) | changes
-    (folder / "manifest.json").write_bytes(sealed({name: values[name] for name in values if name != "sha256"}))
+        open_shards(copy).read(np.array([row]), np.array([0]))
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "tokenizer_config.json"])
-def test_an_overwritten_tokenizer_is_refused_by_file(name: str, shards_folder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    content = (folder / "tokenizer" / name).read_text()
-    (folder / "tokenizer" / name).write_text(content.replace("e", "é", 1) if name == "vocab.txt" else content + "\n")
+def test_an_overwritten_tokenizer_is_refused_by_file(name: str, copy: Path) -> None:
+    content = (copy / "tokenizer" / name).read_text()
+    (copy / "tokenizer" / name).write_text(content.replace("e", "é", 1) if name == "vocab.txt" else content + "\n")
     with pytest.raises(ConfigError, match=rf"copy is damaged: .*tokenizer/{name}: missing, or changed"):
-        open_shards(folder)
+        open_shards(copy)
 
 
-def test_a_manifest_whose_special_ids_differ_from_its_tokenizers_is_refused(
-    shards_folder: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    special = load_manifest(folder).special_tokens.model_dump()
-    resealed(folder, special_tokens=special | {"mask": 5})
+def test_a_manifest_whose_special_ids_differ_from_its_tokenizers_is_refused(copy: Path) -> None:
+    manifest = load_manifest(copy)
+    special = manifest.special_tokens.model_copy(update={"mask": 5})
+    save_manifest(manifest.model_copy(update={"special_tokens": special}), copy)
     with pytest.raises(ConfigError, match=r"copy is damaged: tokenizer: .* its special ids differ"):
-        open_shards(folder)
+        open_shards(copy)
 
 
 def many_times(source: Path, folder: Path, count: int) -> None:
@@ -286,6 +248,11 @@ def many_times(source: Path, folder: Path, count: int) -> None:
         for suffix in first.written:
             (folder / f"shard-{number:05d}{suffix}").hardlink_to(source / (first.name + suffix))
         shards.append(first.model_copy(update={"name": f"shard-{number:05d}"}))
+    save_shards(manifest, shards, folder)
+
+
+def save_shards(manifest: Manifest, shards: list[ShardEntry], folder: Path) -> None:
+    """Writes the manifest for other shards."""
     totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
     save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), folder)
 
@@ -301,8 +268,7 @@ def enlarged(folder: Path, sequences: int) -> None:
             with (folder / (shard.name + suffix)).open("r+b") as file:
                 file.truncate(size)
         shards.append(shard.model_copy(update={"sequences": sequences, "tokens": 30 * sequences, "written": written}))
-    totals = sum_shards(shards, manifest.seq_length, len(manifest.config.ngram))
-    save_manifest(manifest.model_copy(update={"shards": tuple(shards), "totals": totals}), folder)
+    save_shards(manifest, shards, folder)
 
 
 def test_twenty_billion_sequences_are_read_once_per_epoch(shards_folder: Path, tmp_path: Path) -> None:
@@ -363,14 +329,8 @@ def test_any_number_of_shards_is_read_under_256_descriptors_and_maps(shards_fold
     assert descriptors < 256
 
 
-def test_a_damaged_shard_ends_the_command_with_one_line(
-    shards_folder: Path, tmp_path: Path, launch: Callable[..., object]
-) -> None:
-    folder = shutil.copytree(shards_folder, tmp_path / "copy")
-    overwritten("shard-00000.mask.bin", 0, 0)(folder)
-    overwritten("shard-00001.mask.bin", 0, 0)(folder)
-    arguments = ("--preset", "tiny", "--data", folder, "--output", tmp_path / "run", "--set", "batch_size=64")
-    process = launch(0, "pretrain/run.py", *arguments)
-    output, _ = process.communicate(timeout=200)  # type: ignore[attr-defined]
-    assert process.returncode == 2, output  # type: ignore[attr-defined]
+def test_a_damaged_shard_ends_the_command_with_one_line(copy: Path, tmp_path: Path, launch: Launch) -> None:
+    for number in range(2):
+        overwrite(copy / f"shard-0000{number}.mask.bin", 0, 0)
+    output = finished(launch(0, *run_arguments(copy, tmp_path / "run", "batch_size=64")), code=2)
     assert "Traceback" not in output and "is damaged: sequence" in output
