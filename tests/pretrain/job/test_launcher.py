@@ -30,13 +30,8 @@ TASK = {
 def test_a_task_of_srun_is_a_rank() -> None:
     environment = dict(TASK)
     adopt_slurm(environment)
-    assert {key: environment[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR")} == {
-        "RANK": "3",
-        "WORLD_SIZE": "6",
-        "LOCAL_RANK": "1",
-        "LOCAL_SIZE": "2",
-        "MASTER_ADDR": "gpu03",
-    }
+    expected = {"RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "MASTER_ADDR": "gpu03"}
+    assert expected.items() <= environment.items()
     assert 1024 < int(environment["MASTER_PORT"]) < 32768  # outside the range of outgoing connections
 
 
@@ -66,8 +61,8 @@ def test_the_first_node_is_the_meeting_point(nodes: str, first: str) -> None:
 
 @pytest.mark.parametrize("given", [{"RANK": "0"}, {"SLURM_STEP_ID": None}], ids=["another launcher", "batch script"])
 def test_only_a_task_started_by_srun_itself_is_a_rank(given: dict[str, str | None]) -> None:
-    environment = {key: value for key, value in (TASK | given).items() if value is not None}
-    before = dict(environment)
+    before = {key: value for key, value in (TASK | given).items() if value is not None}
+    environment = dict(before)
     adopt_slurm(environment)
     assert environment == before
 

@@ -57,17 +57,18 @@ both.error("mistake 2")
 """
 
 
-def run(folder: Path, end: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM.format(end=end), str(folder)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+def run(folder: Path, program: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """What a rank said, and its log."""
+    command = [sys.executable, "-c", program, str(folder)]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    return finished, (folder / "logs" / "rank-0003.log").read_bytes().decode()
 
 
 def test_a_ranks_output_goes_to_terminal_and_log_with_every_start_marked(tmp_path: Path) -> None:
     for _ in range(2):
-        finished = run(tmp_path, "raise ValueError('nothing moved')")
+        finished, log = run(tmp_path, PROGRAM.format(end="raise ValueError('nothing moved')"))
         assert finished.stdout == "a line, and its end\n"
         assert finished.stderr.startswith("an error\nTraceback") and "nothing moved" in finished.stderr
-    log = (tmp_path / "logs" / "rank-0003.log").read_text()
     assert len(re.findall(r"^--- \S+ rank 3 on \S+, process \d+$", log, re.MULTILINE)) == 2
     assert log.count("a line, and its end\nan error\nTraceback") == 2
     assert log.count("ValueError: nothing moved") == 2
@@ -75,9 +76,8 @@ def test_a_ranks_output_goes_to_terminal_and_log_with_every_start_marked(tmp_pat
 
 def test_control_characters_from_elsewhere_reach_neither_terminal_nor_log(tmp_path: Path) -> None:
     hostile = r"print('node\x1b[2J\x9b\u202e\nend', flush=True); raise ValueError('a\rb')"
-    finished = run(tmp_path, hostile)
+    finished, log = run(tmp_path, PROGRAM.format(end=hostile))
     shown = r"node\x1b[2J\x9b\u202e" + "\nend\n"
-    log = (tmp_path / "logs" / "rank-0003.log").read_bytes().decode()
     assert shown in finished.stdout and shown in log
     assert r"ValueError: a\rb" in finished.stderr
     for text in (finished.stdout, finished.stderr, log):
@@ -85,32 +85,36 @@ def test_control_characters_from_elsewhere_reach_neither_terminal_nor_log(tmp_pa
 
 
 def test_library_remarks_go_only_to_the_log_and_library_errors_to_the_terminal_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LIBRARIES, str(tmp_path)]
-    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    finished, log = run(tmp_path, LIBRARIES)
     assert finished.stdout == "of the run\n"
     heard = [line.partition("] [")[2] for line in finished.stderr.splitlines()]
     assert heard == ["ERROR] [DeepSpeed] mistake 1", "ERROR] [both] mistake 2"]
-    log = (tmp_path / "logs" / "rank-0003.log").read_text()
     for said in (*(f"remark {number}" for number in range(1, 6)), "of the run", "mistake 1", "mistake 2"):
         assert len(re.findall(rf"{said}$", log, re.MULTILINE)) == 1, said
     assert "[WARNING] [DeepSpeed] remark 2" in log
 
 
-def test_a_crash_in_native_code_leaves_its_stack(tmp_path: Path) -> None:
-    run(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
-    log = (tmp_path / "logs" / "rank-0003.log").read_text()
-    assert "Fatal Python error: Segmentation fault" in log and 'File "<string>", line 9' in log
-
-
-def test_a_rank_that_ends_without_clean_up_has_flushed_its_output(tmp_path: Path) -> None:
-    run(tmp_path, "os._exit(1)")
-    assert "its end\nan error\n" in (tmp_path / "logs" / "rank-0003.log").read_text()
+@pytest.mark.parametrize(
+    ("end", "logged"),
+    [
+        ("os._exit(1)", "its end\nan error\n"),
+        (
+            "os.kill(os.getpid(), signal.SIGSEGV)",
+            r'Fatal Python error: Segmentation fault(.|\n)*File "<string>", line 9',
+        ),
+    ],
+    ids=["ends without clean-up", "crashes in native code"],
+)
+def test_the_log_of_a_rank_that_ends_at_once_has_its_output_and_the_stack_of_a_crash(
+    end: str, logged: str, tmp_path: Path
+) -> None:
+    _, log = run(tmp_path, PROGRAM.format(end=end))
+    assert re.search(logged, log)
 
 
 def test_a_log_that_cannot_be_written_ends_no_rank(small_disk: Path) -> None:
     program = PROGRAM.format(end="print('end')").replace("keep_rank_log(Path(sys.argv[1]), 3)", FULL)
-    command = [sys.executable, "-c", program, str(small_disk)]
-    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    finished, _ = run(small_disk, program)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == "a line, and its end\nend\n"
 
@@ -160,20 +164,15 @@ def test_the_rank_that_ended_the_job_is_distinguished_from_those_that_ended_beca
     assert (cause.rank if cause else None) == rank
 
 
-def test_a_rank_without_a_reason_was_probably_killed(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written_and_without_a_reason_its_rank_was_probably_killed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    write_record(tmp_path, EndRecord.of(3)._replace(reason="hang", sentence="no progress"))
-    write_record(tmp_path, EndRecord.of(3))
-    (record,) = read_ends(tmp_path)
-    assert (record.name, record.process) == (f"rank 3 on {socket.gethostname()}", os.getpid())
-    assert record.sentence == "exited without a message (probably killed)"
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    record = EndRecord.of(3)._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
-    write_record(tmp_path, record)
-    assert read_ends(tmp_path) == [record]
+    start = EndRecord.of(3)
+    assert (start.name, start.process) == (f"rank 3 on {socket.gethostname()}", os.getpid())
+    assert start.sentence == "exited without a message (probably killed)"
+    end = start._replace(reason="error", exit_code=1, step=7, sentence="failed: no\x1b\nroom")
+    for record in (end, start):
+        write_record(tmp_path, record)
+        assert read_ends(tmp_path) == [record]
 
 
 def test_a_rank_whose_folder_cannot_be_written_still_ends(tmp_path: Path) -> None:

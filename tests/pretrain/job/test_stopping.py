@@ -11,14 +11,16 @@ from pretrain.job.stopping import SIGNALS, StopRequest
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_remembered_and_named_and_does_not_interrupt(
+def test_a_signal_is_remembered_and_named_does_not_interrupt_and_has_its_usual_effect_after_the_run(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
     with StopRequest(tmp_path) as stop:
         assert not stop
         os.kill(os.getpid(), number)
         assert stop
     assert capsys.readouterr().out == f"rank 0 on {socket.gethostname()}: {number.name} received; saving and stopping\n"
+    assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
 def test_a_second_interrupt_takes_effect_at_once(tmp_path: Path) -> None:
@@ -43,13 +45,6 @@ def test_a_stop_file_that_cannot_be_looked_up_is_none(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File name too long"):
         (folder / "stop").stat()
     assert not StopRequest(folder)
-
-
-def test_signals_have_their_usual_effect_after_the_run(tmp_path: Path) -> None:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    with StopRequest(tmp_path):
-        os.kill(os.getpid(), signal.SIGINT)
-    assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
 def test_sigterm_does_not_end_a_rank_that_has_yet_to_say_why_it_fails(tmp_path: Path) -> None:
