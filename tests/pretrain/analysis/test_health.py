@@ -127,8 +127,10 @@ def started(folder: Path, *starts: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("objective", CHECKS)
 def test_nothing_is_found_in_a_healthy_run_and_every_check_is_made(objective: str, write: Write) -> None:
-    diagnosis = diagnose(write(objective))
+    folder = write(objective)
+    diagnosis = diagnose(folder)
     assert diagnosis.findings == [] and diagnosis.skipped == []
+    assert main(DoctorOptions(run=folder)) == 0 and report(diagnosis)[0] == "healthy"
     assert {answer.name for answer in diagnosis.checked} == CHECKS[objective] | (
         set() if objective == "mlm" else {"regime"}
     )

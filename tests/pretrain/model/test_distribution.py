@@ -46,7 +46,7 @@ def test_p_s_sums_to_one_and_is_proportional_to_p_g_times_the_estimated_loss(tem
     torch.manual_seed(0)
     logits, z = torch.randn(4, 7, dtype=torch.float64) * 3, torch.randn(4, 7, dtype=torch.float64) * 4
     original = torch.tensor([0, 3, 6, 2])
-    p_G = Dense.softmax(logits).tempered(temperature)
+    p_G = Dense.softmax(logits).tempered(temperature).dense()
     p_S = normalized(hp_loss_weights(p_G.weights_XV, z.clone(), original))
     for row in range(4):
         p, D_hat = logits[row].softmax(-1).tolist(), torch.sigmoid(z[row]).tolist()
@@ -86,7 +86,7 @@ def test_weights_that_are_not_finite_give_a_valid_token_with_probability_nan(wei
 def test_the_probability_of_the_drawn_token_and_the_largest_are_the_tempered_softmax(temperature: float) -> None:
     torch.manual_seed(1)
     logits = torch.randn(50, 7, dtype=torch.float64) * 3
-    sampled = drawn_from(Dense.softmax(logits).tempered(temperature).weights_XV, torch.rand(50))
+    sampled = drawn_from(Dense.softmax(logits).tempered(temperature).dense().weights_XV, torch.rand(50))
     p = (logits / temperature).softmax(-1)
     drawn = p.gather(-1, sampled.tokens_BK[:, None]).squeeze(-1)
     assert sampled.log_q_BK.exp().tolist() == pytest.approx(drawn.tolist(), rel=1e-9)

@@ -267,22 +267,15 @@ def planned(shards: Path, folder: Path, **options: object) -> Plan:
     return make_plan(RunOptions.from_values(values))
 
 
-TINY_SIZES = Sizes(TINY, 2048, 64)
-
-
-def test_this_machine_is_measured_alone_and_in_a_job(plain_ops: None) -> None:
-    alone, together = this_machine(TINY_SIZES, "fp32"), this_machine(TINY_SIZES, "fp32", 1, start_processes())
+def test_this_machine_is_measured_alone_and_in_a_job_which_leaves_the_random_state_unchanged(plain_ops: None) -> None:
+    torch.manual_seed(3)
+    state, sizes = torch.get_rng_state(), Sizes(TINY, 2048, 64)
+    alone, together = this_machine(sizes, "fp32"), this_machine(sizes, "fp32", 1, start_processes())
+    assert torch.equal(torch.get_rng_state(), state)
     for machine in (alone, together):
         assert 1e8 < machine.flops < 4 * machine.products < 1e14  # other processes may slow down either
     assert "core" in alone.name and "timed now" in alone.source
     assert alone.name == together.name and alone.memory == together.memory
-
-
-def test_measuring_leaves_the_random_state_unchanged(plain_ops: None) -> None:
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    this_machine(TINY_SIZES, "fp32")
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(("gpu", "precision"), GPUS)

@@ -29,7 +29,7 @@ from tests.pretrain.conftest import SAMPLERS, options
 def test_an_objective_or_a_row_of_the_papers_tables_sets_its_weights_and_overrides_take_precedence(
     given: dict[str, object], expected: tuple[str, float, float], shards_folder: Path, tmp_path: Path
 ) -> None:
-    objective = make_plan(options(shards_folder, tmp_path, **given)).run.objective
+    objective: Any = make_plan(options(shards_folder, tmp_path, **given)).run.objective
     assert (objective.name, objective.lambda1, objective.gamma) == expected
 
 

@@ -14,11 +14,11 @@ from pretrain.data.shards import Shards
 from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
 from pretrain.engine.plain import MOMENTS
 from pretrain.method.objective import Objective
-from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import Plan, make_plan
 from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, write_run
 from pretrain.runs.models import build_model, empty_model, initial_model, initial_state
+from tests.pretrain.conftest import options
 from tests.pretrain.data.range_server import serving
 from tests.pretrain.runs.described import described
 
@@ -76,7 +76,7 @@ def test_new_tokens_are_those_of_shards_behind_a_url(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run, _ = run_of("hp_loss", tokens=290)
     with serving(shards_folder, delay=0.0) as server:
-        remote = start_from(shards_folder, run, data=(server.url,), output=tmp_path / "none")
+        remote = start_from(shards_folder, run, data=(server.url,))
     assert_equal(remote.state_dict(), start_from(shards_folder, run).state_dict())
 
 
@@ -86,8 +86,7 @@ def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 
 
 def plan_from(shards: Path, run: Path, **changes: object) -> Plan:
-    values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": (str(run),), **changes}
-    return make_plan(RunOptions.from_values(values))
+    return make_plan(options(shards, shards / "none", **{"init_from": (str(run),), **changes}))
 
 
 def start_from(shards: Path, run: Path, **changes: object) -> Objective:

@@ -98,7 +98,7 @@ def test_output_and_gradients_are_the_formulas_and_dropout_multiplies_both_by_th
     monkeypatch.setattr(cpu_ops, "kept", lambda *_: factors_YLL)
     p_BNLL = (query @ key.mT / D**0.5 + bias).softmax(-1)
     by_hand = (p_BNLL * factors_YLL.view_as(p_BNLL)) @ value
-    ours = attend(*inputs, dropout=p)
+    ours = attend(query, key, value, bias, p)
     assert torch.allclose(ours, by_hand, rtol=1e-12)
     for own, reference in zip(gradients(ours, inputs), gradients(by_hand, inputs), strict=True):
         assert torch.allclose(own, reference, rtol=1e-10, atol=1e-12)

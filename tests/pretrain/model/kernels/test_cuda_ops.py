@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("plain_ops")
     ],
 )
 def test_triton_is_used_from_ampere_on_unless_there_is_too_little_shared_memory(
-    capability: tuple[int, int], memory: dict[str, int], replaced: tuple[str, ...]
+    capability: tuple[int, int], memory: dict[str, Any], replaced: tuple[str, ...]
 ) -> None:
     plain = {name: getattr(ops, name) for name in FORMS}
     cuda_ops.use(capability, **memory)
