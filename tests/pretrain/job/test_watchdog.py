@@ -91,10 +91,10 @@ def raises(folder: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
-    "is frozen": partial(hangs, "is frozen"),
-    "is killed": partial(is_killed, "is killed", 1),
-    "is killed with the store": partial(is_killed, "is killed with the store", 0),
-    "raises": raises,
+    "a hanging rank ends the job in time and is named": partial(hangs, "is frozen"),
+    "a killed rank is distinguished from one that lost its connection to it": partial(is_killed, "is killed", 1),
+    "so it is if the store was in it": partial(is_killed, "is killed with the store", 0),
+    "an error on one rank ends the others, which name it": raises,
 }
 
 
@@ -106,25 +106,15 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futur
         yield {name: pool.submit(play, folders[name]) for name, play in SCENARIOS.items()}
 
 
-def test_a_hanging_rank_ends_the_job_in_time_and_is_named(played: dict[str, Future[None]]) -> None:
-    played["is frozen"].result()
+@pytest.mark.parametrize("claim", SCENARIOS)
+def test_a_rank_that_fails_ends_the_job(claim: str, played: dict[str, Future[None]]) -> None:
+    played[claim].result()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["hangs", "holds Python's lock"])
-def test_so_does_one_that_runs(how: str, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_while_it_runs_ends_the_job_too(how: str, tmp_path: Path) -> None:
     hangs(how, tmp_path)
-
-
-@pytest.mark.parametrize("how", ["is killed", "is killed with the store"])
-def test_a_killed_rank_is_distinguished_from_one_that_lost_its_connection_to_it(
-    how: str, played: dict[str, Future[None]]
-) -> None:
-    played[how].result()
-
-
-def test_an_error_on_one_rank_ends_the_others_which_name_it(played: dict[str, Future[None]]) -> None:
-    played["raises"].result()
 
 
 @pytest.mark.long
