@@ -3,14 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import ElectraForMaskedLM
 
 from electra_sampler.foundation.config import ConfigError
@@ -20,41 +19,40 @@ from pretrain.export import main as export
 from pretrain.huggingface.stored import read_stored
 from pretrain.runs.folder import read_run
 from pretrain.runs.models import build_model, load_trained
-from tests.pretrain.conftest import SAMPLERS
 from tests.pretrain.engine.checkpoints import flip_bit
+from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 
 @pytest.fixture(scope="module")
-def train(
-    shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callable[..., subprocess.Popen[str]]
-) -> Callable[..., Path]:
-    """Trains a tiny model by the real command; arguments are the command's, keywords are overrides."""
+def train(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Callable[..., Path]:
+    """Trains a tiny model by the real command; arguments are overrides, then options."""
 
-    def run(*arguments: str, **overrides: str) -> Path:
+    def run(*arguments: str) -> Path:
         folder = tmp_path_factory.mktemp("trained") / "run"
-        overridden = [f"{name.replace('__', '.')}={value}" for name, value in overrides.items()]
-        command = ("--preset", "tiny", "--data", shards_folder, "--output", folder, *arguments)
-        process = launch(0, "pretrain/run.py", *command, "--set", "batch_size=8", *overridden)
-        output, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, output
+        finished(launch(0, *run_arguments(shards_folder, folder, *arguments)))
         return folder
 
     return run
 
 
-SHORT = {"optim__steps": "6", "optim__warmup_steps": "2", "evaluate_every": "3", "log_every": "2"}
+SHORT = ("optim.steps=6", "optim.warmup_steps=2", "evaluate_every=3", "log_every=2", "checkpoint_every=3")
 
 
 @pytest.fixture(scope="module")
 def trained_run(train: Callable[..., Path]) -> Path:
     """Folder of a run of six steps of HP_Loss with a checkpoint in the middle."""
-    return train(**SHORT, checkpoint_every="3")
+    return train(*SHORT)
 
 
 @pytest.fixture(scope="module")
 def trained_baseline(train: Callable[..., Path]) -> Path:
     """Folder of the same run with ELECTRA."""
-    return train("--objective", "electra", **SHORT, checkpoint_every="3")
+    return train(*SHORT, "--objective", "electra")
+
+
+def metrics_of(run: Path) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads((run / "evaluation" / "metrics.json").read_text())
+    return metrics
 
 
 def test_an_evaluation_writes_metrics_and_readable_figures_to_the_run_folder(
@@ -64,7 +62,7 @@ def test_an_evaluation_writes_metrics_and_readable_figures_to_the_run_folder(
     assert re.search(
         r"p_G's regime: \d.*ELECTRA's authors.* nats (below|above) the unigram entropy", capsys.readouterr().out
     )
-    metrics = json.loads((trained_run / "evaluation" / "metrics.json").read_text())
+    metrics = metrics_of(trained_run)
     assert (metrics["step"], metrics["sequences"], metrics["objective"]) == (6, 16, "hp_loss")
     assert 0 <= metrics["auc_all"] <= 1
     assert set(metrics["estimate_correlation"]) == {"original", "replaced", "all"}
@@ -94,7 +92,7 @@ def test_several_checkpoints_are_evaluated_and_crossed_over_steps(trained_run: P
     results = json.loads((folder / "steps.json").read_text())
     assert [result["step"] for result in results] == [3, 6]
     assert_readable(folder / "steps.png")
-    assert results[-1] == json.loads((folder / "metrics.json").read_text())
+    assert results[-1] == metrics_of(trained_run)
     assert results[0]["mlm_loss"] != results[1]["mlm_loss"]
     entries = json.loads((folder / "crossing.json").read_text())["entries"]
     assert [(entry["step"], entry["distribution"]) for entry in entries] == [
@@ -123,16 +121,14 @@ def test_runs_are_crossed_at_every_common_step_and_an_mlm_run_is_named_and_left_
     names = {str(trained_baseline), str(trained_run)}
     assert {entry["discriminator"] for entry in crossed["entries"]} == names
     assert len(crossed["entries"]) == 2 * 2 * 3 and len(crossed["differences"]) == 2 * 3
-    metrics = json.loads((trained_run / "evaluation" / "metrics.json").read_text())
-    own = next(
-        entry
+    found = {
+        (entry["discriminator"], entry["sampler"], entry["distribution"], entry["step"]): entry["auc_all"]
         for entry in crossed["entries"]
-        if (entry["discriminator"], entry["sampler"], entry["distribution"], entry["step"])
-        == (str(trained_run), str(trained_run), "p_S", 6)
-    )
-    assert own["auc_all"] == metrics["detection"]["p_S"]["auc_all"]
+    }
+    own = found[str(trained_run), str(trained_run), "p_S", 6]
+    assert own == metrics_of(trained_run)["detection"]["p_S"]["auc_all"]
     assert f"minus {trained_baseline}:" in printed
-    assert json.loads((trained_baseline / "evaluation" / "metrics.json").read_text())["objective"] == "electra"
+    assert metrics_of(trained_baseline)["objective"] == "electra"
 
 
 def test_the_newest_checkpoints_are_crossed_also_at_different_steps_and_several_only_at_a_common_one(
@@ -155,32 +151,43 @@ def test_the_newest_checkpoints_are_crossed_also_at_different_steps_and_several_
     assert not (tmp_path / "several" / "crossing.json").exists()
 
 
-def test_runs_on_different_data_are_not_compared_on_text_that_one_may_have_seen(
-    trained_run: Path, trained_baseline: Path, tmp_path: Path
+TOO_LONG = r"data: the sequences of .* are 32 long, expected at most 16, the run's"
+
+
+@pytest.mark.parametrize(
+    ("change", "names_data", "said"),
+    [
+        # one may have seen the text of the other
+        (lambda values: values.update(data_sha256="0" * 64), False, r"trained on other shards .* --data"),
+        (lambda values: values.update(tokenizer_sha256="0" * 64), False, "another tokenizer"),
+        (lambda values: values["run"]["model"].update(max_positions=16), False, TOO_LONG),
+        (lambda values: values["run"]["model"].update(max_positions=16), True, TOO_LONG),
+    ],
+    ids=["other shards", "another tokenizer", "longer than the model", "longer ones that are named"],
+)
+def test_shards_that_do_not_fit_one_of_the_runs_are_refused(
+    change: Callable[[Any], None], names_data: bool, said: str, trained_run: Path, shards_folder: Path, tmp_path: Path
 ) -> None:
-    description = json.loads((trained_baseline / "run.json").read_text()) | {"data_sha256": "0" * 64}
+    description = json.loads((trained_run / "run.json").read_text())
+    change(description)
     (tmp_path / "run.json").write_text(json.dumps(description))
-    with pytest.raises(ConfigError, match=r"trained on other shards .* --data"):
-        main(EvaluateOptions(runs=(trained_run, tmp_path)))
+    with pytest.raises(ConfigError, match=said):
+        main(EvaluateOptions(runs=(trained_run, tmp_path), data=shards_folder if names_data else None))
 
 
 @pytest.fixture(scope="module")
 def trained_mlm(train: Callable[..., Path]) -> Path:
-    return train(
-        "--row",
-        "BERT",
-        optim__steps="3",
-        optim__warmup_steps="1",
-        checkpoint_every="2",
-        optim__adam_bias_correction="false",
-        objective__mask_keep_fraction="0.15",
-        model__relative_position="false",
+    of_google = (
+        "optim.adam_bias_correction=false",
+        "objective.mask_keep_fraction=0.15",
+        "model.relative_position=false",
     )
+    return train("optim.steps=3", "optim.warmup_steps=1", "checkpoint_every=2", *of_google, "--row", "BERT")
 
 
 def test_a_masked_language_model_uses_the_same_commands(trained_mlm: Path, tmp_path: Path) -> None:
     main(EvaluateOptions(runs=(trained_mlm,), sequences=16, batch_size=8, steps=("all",)))
-    metrics = json.loads((trained_mlm / "evaluation" / "metrics.json").read_text())
+    metrics = metrics_of(trained_mlm)
     assert metrics["objective"] == "mlm" and metrics["mlm_loss"] > 0
     assert metrics["generator"]["mlm_loss"][0] == pytest.approx(metrics["mlm_loss"])
     assert "discriminator_loss" not in metrics
@@ -192,44 +199,22 @@ def test_a_masked_language_model_uses_the_same_commands(trained_mlm: Path, tmp_p
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.electra.state_dict().items())
 
 
-HEADLESS_BIAS = {"objective__sampling_bias": "false", "objective__sampling_start": "normal"}
-
-
-@pytest.mark.parametrize(
-    ("objective", "switches"),
-    [
-        ("hp_dist", HEADLESS_BIAS),
-        pytest.param("hp_loss", HEADLESS_BIAS, marks=pytest.mark.long),
-        *(pytest.param(sampler, {}, marks=pytest.mark.long) for sampler in SAMPLERS),
-    ],
-)
-def test_an_objective_is_trained_resumed_evaluated_and_exported(
-    objective: str,
-    switches: dict[str, str],
-    train: Callable[..., Path],
-    launch: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
+@pytest.mark.parametrize("objective", ["hp_dist", pytest.param("hp_loss", marks=pytest.mark.long)])
+def test_a_sampling_head_without_a_bias_is_trained_evaluated_and_exported(
+    objective: str, train: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run = train("--objective", objective, **SHORT, checkpoint_every="3", **switches)
-    last = "checkpoints/step-00000006/weights.safetensors"
-    weights = load_file(run / last)
-    if switches:
-        written = json.loads((run / "run.json").read_text())["run"]["objective"]
-        assert written["sampling_bias"] is False and written["sampling_start"] == "normal"
-        assert {name for name in weights if name.startswith("sampler_")} == {
-            f"sampler_transform.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")
-        }
-    shutil.rmtree((run / last).parent)
-    command = ("--preset", "tiny", "--data", read_run(run).data[0], "--output", run, "--objective", objective, "--set")
-    overrides = [f"{name.replace('__', '.')}={value}" for name, value in (SHORT | switches).items()]
-    process = launch(0, "pretrain/run.py", *command, "batch_size=8", "checkpoint_every=3", *overrides)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0 and "resumed from step 3" in output, output
-    again = load_file(run / last)
-    assert all(torch.equal(again[name], weights[name]) for name in weights)
-    main(EvaluateOptions(runs=(run,), objective=(objective,), sequences=16, batch_size=8))
-    assert (run / "evaluation" / "metrics.json").is_file()
-    export(ExportOptions(run=run, objective=(objective,), out=tmp_path / "out"))
+    """Objectives with their default switches are in test_registry.py and above."""
+    switches = ("objective.sampling_bias=false", "objective.sampling_start=normal")
+    run = train(*SHORT, *switches, "--objective", objective)
+    written = {"sampling_bias": False, "sampling_start": "normal"}
+    assert written.items() <= read_run(run).run.objective.model_dump().items()
+    head = {name for name in load_trained(run)[0].state_dict() if name.startswith("sampler_")}
+    assert head == {
+        f"sampler_transform.{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")
+    }
+    main(EvaluateOptions(runs=(run,), sequences=16, batch_size=8))
+    assert metrics_of(run)["objective"] == objective
+    export(ExportOptions(run=run, out=tmp_path / "out"))
     read_stored(tmp_path / "out").encoder()
 
 
@@ -237,16 +222,9 @@ def test_an_evaluation_does_not_depend_on_its_batch_size(trained_run: Path) -> N
     results = []
     for size in (4, 16):
         main(EvaluateOptions(runs=(trained_run,), sequences=16, batch_size=size))
-        results.append(json.loads((trained_run / "evaluation" / "metrics.json").read_text()))
+        results.append(metrics_of(trained_run))
     for key in ("discriminator_loss", "mlm_loss", "replaced_share", "auc_all"):
         assert results[0][key] == pytest.approx(results[1][key], rel=1e-4)
-
-
-def test_shards_with_another_tokenizer_are_refused(trained_run: Path, tmp_path: Path) -> None:
-    description = json.loads((trained_run / "run.json").read_text()) | {"tokenizer_sha256": "0" * 64}
-    (tmp_path / "run.json").write_text(json.dumps(description))
-    with pytest.raises(ConfigError, match="another tokenizer"):
-        main(EvaluateOptions(runs=(tmp_path,)))
 
 
 def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(trained_run: Path, tmp_path: Path) -> None:
@@ -260,22 +238,12 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(trained
         assert before == {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
 
 
-def test_sequences_longer_than_the_model_are_refused(trained_run: Path, shards_folder: Path, tmp_path: Path) -> None:
-    description = json.loads((trained_run / "run.json").read_text())
-    description["run"]["model"]["max_positions"] = 16
-    (tmp_path / "run.json").write_text(json.dumps(description))
-    for data in (shards_folder, None):
-        with pytest.raises(ConfigError, match=r"data: the sequences of .* are 32 long, expected at most 16, the run's"):
-            main(EvaluateOptions(runs=(tmp_path,), data=data))
-
-
 def test_the_loaded_model_is_the_trained_one(trained_run: Path) -> None:
     model, step = load_trained(trained_run)
-    fresh = build_model(read_run(trained_run))
     assert step == 6
     assert model.generator.embeddings is model.discriminator.embeddings
-    changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)]
-    assert all(changed)
+    fresh = build_model(read_run(trained_run)).state_dict()
+    assert not [name for name, weight in model.named_parameters() if torch.equal(weight, fresh[name])]
 
 
 def test_a_run_without_checkpoint_is_one_clear_error(trained_run: Path, tmp_path: Path) -> None:
@@ -306,13 +274,3 @@ def test_if_all_checkpoints_are_damaged_that_is_one_clear_error_else_intact_ones
     with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is intact: step-00000006 \(.*step-00000003 \("):
         go()
     assert not (run / "evaluation").exists() and not (tmp_path / "out").exists()
-
-
-def test_a_runs_export_contains_its_trained_discriminator(trained_run: Path, tmp_path: Path) -> None:
-    export(ExportOptions(run=trained_run, out=tmp_path / "out"))
-    model, _ = load_trained(trained_run)
-    exported = read_stored(tmp_path / "out").encoder().state_dict()
-    assert all(torch.equal(exported[name], weight) for name, weight in model.discriminator.state_dict().items())
-    assert (tmp_path / "out" / "generator" / "model.safetensors").is_file()
-    assert "6 of 6 steps" in (tmp_path / "out" / "README.md").read_text()
-    assert not (tmp_path / "out.tmp").exists()

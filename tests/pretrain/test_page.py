@@ -1,7 +1,5 @@
 """Claims about the command that writes a page; the last test uses runs trained by the real command."""
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from pretrain.analysis.figures import PALETTE
 from pretrain.page import MOST_RUNS, PageOptions, main
 from pretrain.presets import PAPER
 from tests.pretrain.analysis.runs import write_run
+from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 
 def test_the_page_is_written_to_the_first_run_and_the_command_prints_its_path(
@@ -34,20 +33,10 @@ def test_more_runs_than_colors_are_refused() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("objective", PAPER)
 def test_trained_runs_of_every_objective_have_a_page(
-    objective: str, shards_folder: Path, tmp_path: Path, launch: Callable[..., subprocess.Popen[str]]
+    objective: str, shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    few = [
-        "batch_size=8",
-        "optim.steps=6",
-        "optim.warmup_steps=2",
-        "evaluate_every=3",
-        "log_every=2",
-        "histogram_every=3",
-    ]
-    command = ("--preset", "tiny", "--objective", objective, "--data", shards_folder, "--output", tmp_path / "run")
-    process = launch(0, "pretrain/run.py", *command, "--set", *few)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
+    few = ("optim.steps=6", "histogram_every=3", "--objective", objective)
+    finished(launch(0, *run_arguments(shards_folder, tmp_path / "run", *few)))
     main(PageOptions(runs=(tmp_path / "run",)))
     page = (tmp_path / "run" / "page.html").read_text()
     assert "Finished, 6 steps" in page and 'class="example"' in page and "1 start;" in page

@@ -14,7 +14,7 @@ from pretrain.planning.plan import make_plan
 from pretrain.run import main
 from pretrain.runs.folder import read_run, write_run
 from tests.pretrain.conftest import fill, options
-from tests.pretrain.whole_runs import Launch, run_arguments
+from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 ROOM = {"not a byte": 0, "the rank's log": 4, "half of the tokenizer": 16, "all but the record of starts": 32}
 """Free space in KiB, named after the files that fit into it."""
@@ -28,12 +28,10 @@ def test_a_full_disk_at_the_start_ends_the_command_in_one_line(
 ) -> None:
     filler, folder = fill(small_disk), small_disk / "run"
     os.truncate(filler, filler.stat().st_size - 1024 * ROOM[room])
-    process = launch(0, *run_arguments(shards_folder, folder))
-    said, _ = process.communicate(timeout=300)
+    said = finished(launch(0, *run_arguments(shards_folder, folder)), code=2)
     errors = [line for line in said.splitlines() if "error" in line or line.startswith(("Traceback", "  File"))]
     expected = rf"run\.py: error: output: {folder} cannot be written to \(No space left on device.*\); make room"
     assert len(errors) == 1 and re.match(expected, errors[0]), said
-    assert process.returncode == 2
     filler.unlink()
     again = parse_options(RunOptions, "", [str(part) for part in run_arguments(shards_folder, folder)[1:]])
     assert make_plan(again).folder == folder, "files already written prevent no later start"
