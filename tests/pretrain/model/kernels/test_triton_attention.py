@@ -1,7 +1,7 @@
 """Claims about attention in Triton, whose kernels run interpreted on the CPU and compiled on a GPU, against float64."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,10 +24,10 @@ EVERYWHERE = torch.tensor(True)
 Cases = Sequence[tuple[object, ...]]
 
 
-def on_both(in_fp32: Cases, in_half: Cases) -> Iterator[Any]:
+def on_both(in_fp32: Cases, in_half: Cases) -> list[Any]:
     """Cases for the interpreter, and for a GPU those in half precision, the only one for which it takes the kernels."""
-    yield from (pytest.param("cpu", *case) for case in (*in_fp32, *in_half))
-    yield from (pytest.param("cuda", *case, marks=pytest.mark.gpu) for case in in_half)
+    on_gpu = [pytest.param("cuda", *case, marks=pytest.mark.gpu) for case in in_half]
+    return [*(("cpu", *case) for case in (*in_fp32, *in_half)), *on_gpu]
 
 
 @pytest.fixture(autouse=True)
