@@ -43,54 +43,56 @@ def test_usual_names_of_corpus_files_are_accepted(tmp_path: Path, name: str) -> 
     assert [source.path.name for source in find_sources([tmp_path])] == [name]
 
 
-def test_linked_files_and_folders_are_followed_once(tmp_path: Path) -> None:
-    make(tmp_path, "corpus/sub/a.txt")
-    (tmp_path / "corpus" / "sub" / "back").symlink_to(tmp_path / "corpus")
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "linked").symlink_to(tmp_path / "corpus")
-    assert [source.key for source in find_sources([tmp_path / "raw"])] == ["0/linked/sub/a.txt"]
+EACH_OTHER = {f"raw/{one}/link-{n}": f"raw/{other}" for one, other in ("ab", "ba") for n in range(4)}
 
 
-def test_a_broken_link_is_an_error_and_not_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "links", "given", "keys"),
+    [
+        (
+            ["corpus/sub/a.txt"],
+            {"corpus/sub/back": "corpus", "raw/linked": "corpus"},
+            "raw",
+            ["0/linked/sub/a.txt"],
+        ),
+        (["data/deep/a.txt"], {".cache/link": "data/deep"}, ".", ["0/data/deep/a.txt"]),
+        # along every path there would be some 10^24 folders before the system's limit of 40 links
+        (["raw/a/t.txt", "raw/b/t.txt"], EACH_OTHER, "raw", ["0/a/t.txt", "0/b/t.txt"]),
+        (["raw/a/t.txt", "raw/b/t.txt"], EACH_OTHER, "raw/a", ["0/link-0/t.txt", "0/t.txt"]),
+    ],
+    ids=["a link back", "a link from a hidden folder", "many links to each other", "the same from one of them"],
+)
+def test_links_are_followed_and_each_folder_is_read_once(
+    files: list[str], links: dict[str, str], given: str, keys: list[str], tmp_path: Path
+) -> None:
+    make(tmp_path, *files)
+    for name, target in links.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(tmp_path / target)
+    assert [source.key for source in find_sources([tmp_path / given])] == keys
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (".", r"b\.txt cannot be read \(No such file"),
+        ("nowhere", r"input: /.*/nowhere names no file"),
+        ("**.txt", r"input: .*/\*\*\.txt is not a valid glob: .* must stand between slashes, as in"),
+    ],
+)
+def test_a_broken_link_a_missing_path_and_a_glob_that_pythons_read_differently_are_refused_by_name(
+    given: str, said: str, tmp_path: Path
+) -> None:
     make(tmp_path, "a.txt")
-    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"b\.txt cannot be read \(No such file"):
-        find_sources([tmp_path])
+    (tmp_path / "b.txt").symlink_to(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=said):
+        find_sources([tmp_path / given])
 
 
 def test_a_source_records_its_input(tmp_path: Path) -> None:
     make(tmp_path, "wiki/a.txt", "books/a.txt")
     sources = find_sources([tmp_path / "wiki", tmp_path / "books"])
     assert [source.origin for source in sources] == ["0 wiki", "1 books"]
-
-
-def test_a_missing_absolute_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"input: {tmp_path}/nowhere names no file"):
-        find_sources([tmp_path / "nowhere"])
-
-
-def test_a_glob_whose_meaning_depends_on_the_python_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"input: .*/\*\*\.txt is not a valid glob: .* must stand between slashes, as in"
-    ):
-        find_sources([tmp_path / "**.txt"])
-
-
-def test_folders_with_many_links_to_each_other_are_read_once_each(tmp_path: Path) -> None:
-    """Along every path there would be some 10^24 folders before the system's limit of 40 links."""
-    make(tmp_path, "raw/a/text.txt", "raw/b/text.txt")
-    for number in range(4):
-        (tmp_path / "raw" / "a" / f"link-{number}").symlink_to(tmp_path / "raw" / "b")
-        (tmp_path / "raw" / "b" / f"link-{number}").symlink_to(tmp_path / "raw" / "a")
-    assert [source.key for source in find_sources([tmp_path / "raw"])] == ["0/a/text.txt", "0/b/text.txt"]
-    assert [source.key for source in find_sources([tmp_path / "raw" / "a"])] == ["0/link-0/text.txt", "0/text.txt"]
-
-
-def test_a_folder_linked_from_a_hidden_one_is_still_read(tmp_path: Path) -> None:
-    make(tmp_path, "data/deep/a.txt")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache" / "link").symlink_to(tmp_path / "data" / "deep")
-    assert [source.key for source in find_sources([tmp_path])] == ["0/data/deep/a.txt"]
 
 
 def test_an_input_given_twice_is_read_twice(tmp_path: Path) -> None:
