@@ -67,20 +67,27 @@ def test_all_but_the_first_of_equal_documents_are_duplicates_at_any_distance(
     assert len(seen) > 200
 
 
-def test_white_space_around_a_document_makes_no_difference(tmp_path: Path) -> None:
-    assert found_in(tmp_path, [["One.", "  One.  \n"]]) == [("One.", None), ("One.", "duplicate")]
+PAGE = b"<page><ns>%d</ns><text>Same</text></page>"
 
 
-def test_a_copy_with_other_line_ends_or_a_byte_order_mark_is_a_duplicate(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"One.\nTwo.\n\nThree.")
-    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nThree. Four.")
-    assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
-
-
-def test_a_skipped_document_does_not_count_as_an_original(tmp_path: Path) -> None:
-    page = b"<page><ns>%d</ns><text>Same</text></page>"
-    (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + page % 1 + page % 0 + page % 0 + b"</mediawiki>")
-    assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [{2: "duplicate"}]
+@pytest.mark.parametrize(
+    ("files", "copies"),
+    [
+        ({"a.txt": b"One.\n\n  One.  \n"}, {1: "duplicate"}),
+        (
+            {"a.txt": b"One.\nTwo.\n\nThree.", "b.txt": b"\xef\xbb\xbfOne.\r\nTwo.\r\n\r\nFour."},
+            {2: "duplicate"},
+        ),
+        ({"a.xml": b"<mediawiki>" + PAGE % 1 + PAGE % 0 + PAGE % 0 + b"</mediawiki>"}, {2: "duplicate"}),
+    ],
+    ids=["white space around it", "line ends and a byte order mark", "but not of a skipped page"],
+)
+def test_a_document_may_differ_in_what_is_not_text_from_the_one_that_it_is_a_copy_of(
+    files: dict[str, bytes], copies: Copies, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    assert find(tmp_path, plan_shards(find_sources([tmp_path]), 1e6))[0] == [copies]
 
 
 @pytest.fixture
