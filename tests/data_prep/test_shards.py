@@ -35,17 +35,7 @@ def megatron() -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_items_are_read_as_they_were_written(tmp_path: Path, items: list[np.ndarray], dtype: type[np.generic]) -> None:
-    write(tmp_path / "shard", items, dtype)
-    file = IndexedFile(tmp_path / "shard")
-    assert len(file) == len(items)
-    assert file.data.dtype == dtype
-    assert file.lengths.tolist() == [len(item) for item in items]
-    assert all(np.array_equal(file[number], item) for number, item in enumerate(items))
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(
+def test_items_are_read_as_they_were_written_by_this_reader_and_by_megatrons_which_would_write_the_same_bytes(
     tmp_path: Path, items: list[np.ndarray], dtype: type[np.generic], megatron: Any
 ) -> None:
     import torch
@@ -58,9 +48,12 @@ def test_megatron_would_write_the_same_bytes_and_reads_the_same_items(
     builder.finalize(str(tmp_path / "theirs.idx"))
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"ours{suffix}").read_bytes() == (tmp_path / f"theirs{suffix}").read_bytes()
-    theirs = megatron.IndexedDataset(str(tmp_path / "ours"))
-    assert len(theirs) == len(items)
-    assert all(np.array_equal(theirs[number], item) for number, item in enumerate(items))
+    ours, theirs = IndexedFile(tmp_path / "ours"), megatron.IndexedDataset(str(tmp_path / "ours"))
+    assert ours.data.dtype == dtype
+    assert ours.lengths.tolist() == [len(item) for item in items]
+    for file in (ours, theirs):
+        assert len(file) == len(items)
+        assert all(np.array_equal(file[number], item) for number, item in enumerate(items))
 
 
 def test_writing_returns_sizes_and_checksums_and_leaves_no_temporary_files(
