@@ -100,18 +100,28 @@ The result is a :class:`~numpy.ndarray` that *may* share ``memory`` with the inp
 """
 
 
-def test_paragraphs_of_a_docstring_are_sentences_without_markup_signatures_or_examples() -> None:
-    assert list(paragraphs(DOCSTRING)) == [
-        "Compute the mean of the values along the given axis.",
-        "The numbers to be averaged, as a list or as an array of any shape.",
-        "The first item is a sentence about the shape of the result.",
-        "The second item is a sentence that goes on over a second line of the list.",
-    ]
+MARKUP = "The ``name`` of :func:`~a.sum` is *not* in [the page](https://x.org) of the `manual <https://y.org>`_."
 
 
-def test_markup_is_removed_but_its_text_kept() -> None:
-    text = "The ``name`` of :func:`~a.sum` is *not* in [the page](https://x.org) of the `manual <https://y.org>`_."
-    assert list(paragraphs(text)) == ["The name of a.sum is not in the page of the manual."]
+@pytest.mark.parametrize(
+    ("docstring", "sentences"),
+    [
+        (
+            DOCSTRING,
+            [
+                "Compute the mean of the values along the given axis.",
+                "The numbers to be averaged, as a list or as an array of any shape.",
+                "The first item is a sentence about the shape of the result.",
+                "The second item is a sentence that goes on over a second line of the list.",
+            ],
+        ),
+        (MARKUP, ["The name of a.sum is not in the page of the manual."]),
+    ],
+)
+def test_paragraphs_of_a_docstring_are_sentences_without_signatures_and_examples_and_the_text_inside_markup(
+    docstring: str, sentences: list[str]
+) -> None:
+    assert list(paragraphs(docstring)) == sentences
 
 
 @pytest.mark.parametrize(
