@@ -16,6 +16,7 @@ from data_prep.build_shards import main as build
 from data_prep.inspect_shards import InspectOptions, Rows, main, problems_of, read_rows, verify
 from data_prep.manifest import Manifest, load_manifest, save_manifest
 from data_prep.masking import mask_size
+from data_prep.shards import IndexedFile
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import sealed, with_suffix
 from tests.data_prep.conftest import again, flip, write_indexed
@@ -186,9 +187,22 @@ def test_a_wrong_mask_is_found_and_its_sequence_named(
     assert f"sequence 3 {problem}" in problems_of(rows, manifest)
 
 
-def test_masks_of_another_shape_are_refused(copy: Path, manifest: Manifest) -> None:
+@pytest.mark.parametrize(("dtype", "width"), [(np.uint8, 3), (np.uint16, 80)])
+def test_masks_of_another_shape_or_type_are_refused(
+    copy: Path, manifest: Manifest, dtype: type[np.generic], width: int
+) -> None:
     shard = manifest.shards[0]
-    wrong = np.zeros(3 * shard.sequences, np.uint8)
-    write_indexed(copy / "shard-00000.mask", wrong, np.full(shard.sequences, 3, np.int32))
+    masks, widths = np.zeros(width * shard.sequences, dtype), np.full(shard.sequences, width, np.int32)
+    write_indexed(copy / "shard-00000.mask", masks, widths)
     with pytest.raises(ConfigError, match="does not have one row of masks per sequence"):
         next(read_rows(copy, shard, manifest))
+
+
+def test_a_sequence_without_text_is_refused(copy: Path, manifest: Manifest) -> None:
+    file = IndexedFile(copy / "shard-00000")
+    lengths = file.lengths.copy()
+    at = int(np.argmin(lengths[:-1] + lengths[1:]))
+    lengths[at : at + 2] = 2, lengths[at : at + 2].sum() - 2
+    write_indexed(copy / "shard-00000", file.data, lengths)
+    with pytest.raises(ConfigError, match="a sequence's length is out of bounds"):
+        next(read_rows(copy, manifest.shards[0], manifest))
