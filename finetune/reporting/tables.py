@@ -92,8 +92,11 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
     """Returns the notes that a reader needs to compare the rows."""
     cells = [cell for row in rows for cell in row.cells.values()]
     titles = {column.title for table in tables for column in table.columns}
-    lines = ["Dev sets, percent: **median** (lowest–highest; number of seeds), after the last epoch."]
+    head = "Dev sets, percent: **median** (lowest–highest; number of seeds), after the last epoch."
     wanted = {
+        "The paper's rows are medians over five seeds; no difference from them is claimed.": any(
+            table.paper_rows for table in tables
+        ),
         "Collapsed: the model gives every example the same answer, or its loss was no longer finite; the run "
         "still counts.": any(any(cell.collapsed) for cell in cells),
         "\\* the best median of several settings, of those run with the most seeds; chosen on the dev set itself, "
@@ -110,12 +113,7 @@ def notes(rows: Sequence[Row], tables: Sequence[Table]) -> list[str]:
         "SQuAD 2.0: EM, F1, HasAns and NoAns at the fixed threshold on the null score. The paper does not name "
         "its threshold; its numbers are shown under the fixed and the best one.": "SQuAD 2.0 EM" in titles,
     }
-    if any(table.paper_rows for table in tables):
-        lines.append("The paper's rows are medians over five seeds; no difference from them is claimed.")
-    return [
-        *lines,
-        *(line for note, holds in wanted.items() if holds for line in ("", note)),
-    ]
+    return [head, *(line for note, holds in wanted.items() if holds for line in ("", note))]
 
 
 def difference_lines(differences: Iterable[Difference]) -> list[str]:
