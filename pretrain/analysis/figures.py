@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")  # no display on a cluster
-
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from pretrain.analysis.analysis import PAPER
 from pretrain.analysis.run_history import Log, value_of
+
+plt.rcParams.update(
+    {
+        "backend": "Agg",  # no display on a cluster
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+    }
+)
 
 ORIGINAL, REPLACED, NEUTRAL = "#2a6f97", "#c1440e", "#6c757d"
 PALETTE = (ORIGINAL, REPLACED, "#2e7d4f", "#7b4fa3", "#8a6d00", "#b0306a")
@@ -134,7 +140,7 @@ def _draw_chart(axes: Any, chart: Chart, logs: Mapping[str, Log]) -> None:
         axes.set_yscale("log", nonpositive="mask")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend()
 
 
 def draw_comparison(result: dict[str, Any], path: Path) -> None:
@@ -156,7 +162,7 @@ def draw_comparison(result: dict[str, Any], path: Path) -> None:
     known.plot(range(len(paper)), list(paper.values()), "x", color=NEUTRAL, label="paper")
     known.set(title="Estimated and actual loss", ylabel="Pearson correlation")
     for axes in (shares, detected, known):
-        axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
     save(figure, path)
 
 
@@ -171,7 +177,7 @@ def draw_steps(results: Sequence[dict[str, Any]], path: Path) -> None:
                 axes.plot(steps, middle, ".-", color=color, label=f"replacements from ${name}$")
                 axes.fill_between(steps, low, high, color=color, alpha=0.2, lw=0)
         axes.set(title=f"Detection, {label} positions", xlabel="step", ylabel="accuracy")
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend()
     save(figure, path)
 
 
@@ -184,7 +190,7 @@ def draw_confidence(results: Sequence[dict[str, Any]], path: Path) -> None:
         name = "p_S" if result is not results[0] and "p_S" in under else "p_G"
         series.append((f"{Path(result['run']).name}, ${name}$", color, under[name]))
     _draw_shares(axes, series)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend()
     save(figure, path)
 
 
@@ -220,12 +226,10 @@ def _draw_shares(axes: Any, series: list[tuple[str, str, list[list[float]]]]) ->
 
 
 def save(figure: Any, target: Path | IO[str], **settings: Any) -> None:
-    """Writes the figure without top and right spines, and closes it; `settings` go to matplotlib's `savefig`.
+    """Writes the figure and closes it; `settings` go to matplotlib's `savefig`.
 
     By default the figure is cropped tightly, and the suffix of `target` sets the format; without a suffix, it is PNG.
     """
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(target, **({"dpi": 120, "bbox_inches": "tight"} | settings))
     plt.close(figure)
