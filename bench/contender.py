@@ -52,9 +52,9 @@ class StepOptions(StrictConfig):
 
     preset: Preset = "small"
     """model sizes"""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """sequences per step"""
-    seq_length: int = Field(128, ge=8)
+    seq_length: int = Field(default=128, ge=8)
     """word pieces per sequence"""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """precision; fp16 needs a GPU"""

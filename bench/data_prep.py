@@ -65,7 +65,7 @@ class BenchOptions(StrictConfig):
     """checkout of NVIDIA/Megatron-LM"""
     nltk_data: Path | None = None
     """NLTK's data folder, for Megatron-LM"""
-    workers: int = Field(2, ge=1)
+    workers: int = Field(default=2, ge=1)
     """processes of each contender"""
     ours_mb: float = 128.0
     """MB of text for our builds"""

@@ -49,15 +49,15 @@ class EngineOptions(StrictConfig):
 
     preset: Literal["tiny", "small", "base"] = "base"
     """model sizes"""
-    batch_size: int = Field(4, ge=1)
+    batch_size: int = Field(default=4, ge=1)
     """sequences per step"""
-    seq_length: int = Field(128, ge=8)
+    seq_length: int = Field(default=128, ge=8)
     """word pieces per sequence"""
     deepspeed_config: Path = CONFIGS / "zero1_fp32.json"
     """DeepSpeed file: precision and ZeRO stage"""
     data: Path | None = None
     """shards to read in the background"""
-    steps: int = Field(4, ge=1)
+    steps: int = Field(default=4, ge=1)
     """steps counted in each turn"""
 
 

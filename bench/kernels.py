@@ -41,7 +41,7 @@ P = 0.1
 class KernelOptions(StepOptions):
     """The command line of the benchmark."""
 
-    repeats: int = Field(20, ge=1)
+    repeats: int = Field(default=20, ge=1)
     """timed repetitions of each, after two that are not counted"""
 
 

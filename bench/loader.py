@@ -34,11 +34,11 @@ class LoaderOptions(StrictConfig):
 
     data: Path = Path("data/wikibooks")
     """shard folder"""
-    batch_size: int = Field(256, ge=1)
+    batch_size: int = Field(default=256, ge=1)
     """sequences per step"""
-    micro_batch_size: int = Field(32, ge=1)
+    micro_batch_size: int = Field(default=32, ge=1)
     """sequences per micro-batch"""
-    steps: int = Field(30, ge=1)
+    steps: int = Field(default=30, ge=1)
     """steps timed, after one that is not counted"""
 
 

@@ -34,13 +34,13 @@ from pretrain.job.processes import leave
 class StepBenchOptions(StepOptions):
     """The command line of the benchmark."""
 
-    steps: int = Field(3, ge=1)
+    steps: int = Field(default=3, ge=1)
     """steps counted per turn, after one that is not counted"""
-    turns: int = Field(2, ge=1)
+    turns: int = Field(default=2, ge=1)
     """turns per contender"""
     contenders: tuple[Name, ...] = CONTENDERS
     """contenders: Hugging Face's, eager and compiled, and our objectives"""
-    warm_up_seconds: float = Field(600, gt=0)
+    warm_up_seconds: float = Field(default=600, gt=0)
     """a contender without a finished step after this time is killed"""
     output: Path | None = None
     """JSON file for the results, written after every turn"""

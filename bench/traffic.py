@@ -53,9 +53,9 @@ class TrafficOptions(StrictConfig):
     """files in ds_configs/, each optionally followed by comma-separated overrides"""
     preset: Literal["tiny", "small", "base"] = "tiny"
     """model sizes"""
-    vocabulary: int = Field(30_522, ge=200)
+    vocabulary: int = Field(default=30_522, ge=200)
     """vocabulary size"""
-    micro_batches: int = Field(1, ge=1)
+    micro_batches: int = Field(default=1, ge=1)
     """micro-batches accumulated per step by each rank"""
     local_rank: Annotated[int, HIDDEN] = 0
     """set by the launcher"""

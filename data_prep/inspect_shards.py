@@ -48,7 +48,7 @@ class InspectOptions(StrictConfig):
     """shard folder"""
     verify: bool = False
     """check every checksum, sequence and mask, also through megatron-core's reader"""
-    show: int = Field(0, ge=0)
+    show: int = Field(default=0, ge=0)
     """sequences to print, masked tokens marked"""
     workers: int = Field(default_factory=cores, ge=1, le=4096)
     """maximum number of processes for --verify (one per core)"""

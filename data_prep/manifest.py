@@ -36,15 +36,15 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 class Choices(StrictConfig):
     """The user's options that determine the shards' bytes."""
 
-    seq_length: Annotated[int, Group("sequences and masks")] = Field(512, ge=8, le=65_535)
+    seq_length: Annotated[int, Group("sequences and masks")] = Field(default=512, ge=8, le=65_535)
     """longest sequence in tokens"""
-    mask_copies: int = Field(10, ge=1, le=255)
+    mask_copies: int = Field(default=10, ge=1, le=255)
     """masks drawn for each sequence"""
-    ngram: tuple[float, ...] = Field((0.8, 0.1, 0.1), min_length=1, max_length=100)  # a number in a byte
+    ngram: tuple[float, ...] = Field(default=(0.8, 0.1, 0.1), min_length=1, max_length=100)  # a number in a byte
     """chances of masking 1, 2, ... words at once"""
     packing: Packing = "documents"
     """full: sequences run across documents"""
-    one_segment: bool = Field(False, exclude_if=lambda chosen: not chosen)  # manifests without it keep their bytes
+    one_segment: bool = Field(default=False, exclude_if=lambda chosen: not chosen)  # written if chosen
     """only [CLS] A [SEP], never a second segment"""
     documents: Annotated[Boundary, Group("documents")] = "blank_line"
     """what ends a document in plain text; file: also join a file's JSON lines or rows"""
@@ -52,19 +52,19 @@ class Choices(StrictConfig):
     """text's key in JSON lines, column in Parquet"""
     dedup: Dedup = "none"
     """drop documents seen before; near: similar ones too"""
-    held_out: float = Field(0.005, ge=0, lt=1)
+    held_out: float = Field(default=0.005, ge=0, lt=1)
     """share of documents never trained on"""
-    filter: Annotated[tuple[str, ...], Group("web text")] = Field((), exclude_if=lambda chosen: not chosen)
+    filter: Annotated[tuple[str, ...], Group("web text")] = Field(default=(), exclude_if=lambda chosen: not chosen)
     """drop documents and lines by rules: gopher, c4, fineweb, or single rules"""
-    keep_language: tuple[str, ...] = Field((), exclude_if=lambda chosen: not chosen)
+    keep_language: tuple[str, ...] = Field(default=(), exclude_if=lambda chosen: not chosen)
     """drop documents in other languages than these, such as en"""
-    language_threshold: float = Field(0.5, ge=0, le=1, exclude_if=lambda chosen: chosen == 0.5)
+    language_threshold: float = Field(default=0.5, ge=0, le=1, exclude_if=lambda chosen: chosen == 0.5)
     """least confidence in the detected language, from 0 to 1"""
-    decontaminate_ngram: int = Field(13, ge=1, le=100, exclude_if=lambda chosen: chosen == 13)
+    decontaminate_ngram: int = Field(default=13, ge=1, le=100, exclude_if=lambda chosen: chosen == 13)
     """n for --decontaminate, in words; 13 as in GPT-3"""
     seed: Annotated[int, Group("the build")] = 0
     """seed of every random choice"""
-    shard_mb: float = Field(0.0, ge=0, le=16_000)
+    shard_mb: float = Field(default=0.0, ge=0, le=16_000)
     """text per shard, in MB (0: an eighth of all text, within 6 to 64; more above 8 GB)"""
 
     @field_validator("ngram")
@@ -87,7 +87,7 @@ class BuildConfig(Choices):
     sentences: Sentences
     punkt: Literal["given", "learned", "none"]
     punkt_sha256: str
-    evaluation_sets: tuple[tuple[str, str], ...] = Field((), exclude_if=lambda sets: not sets)
+    evaluation_sets: tuple[tuple[str, str], ...] = Field(default=(), exclude_if=lambda sets: not sets)
     """Name and sha256 of each evaluation set that the text was decontaminated against."""
 
 

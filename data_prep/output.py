@@ -70,7 +70,7 @@ class ShardRecord(StrictRecord):
     books: Books
     train: ShardEntry | None
     held_out: ShardEntry | None
-    contaminated: tuple[ContaminatedDocument, ...] = Field((), exclude_if=lambda found: not found)
+    contaminated: tuple[ContaminatedDocument, ...] = Field(default=(), exclude_if=lambda found: not found)
     """The shard's first contaminated documents."""
 
 

@@ -37,11 +37,11 @@ class VocabularyOptions(StrictConfig):
     """tokenizer folder to make"""
     kind: Literal["wordpiece", "bpe"] = "wordpiece"
     """BERT's, or byte-level BPE, which keeps all text as it is and has no unknown characters"""
-    size: int = Field(30_522, ge=100, le=LARGEST_VOCABULARY)
+    size: int = Field(default=30_522, ge=100, le=LARGEST_VOCABULARY)
     """maximum number of tokens; BERT and ELECTRA have 30,522"""
-    alphabet: int = Field(1000, ge=1, le=LARGEST_VOCABULARY)
+    alphabet: int = Field(default=1000, ge=1, le=LARGEST_VOCABULARY)
     """maximum number of characters; rarer ones become [UNK]"""
-    sample_mb: float = Field(200.0, gt=0, le=1_000_000)
+    sample_mb: float = Field(default=200.0, gt=0, le=1_000_000)
     """text to train on, in MB, sampled across the files"""
     text_column: str = "text"
     """key or column of the text in JSON lines and Parquet"""

@@ -55,9 +55,9 @@ class CallOptions(StrictConfig):
 
     preset: Literal["small", "base"] = "small"
     """model sizes"""
-    seq_length: int = Field(128, ge=8)
+    seq_length: int = Field(default=128, ge=8)
     """word pieces per sequence"""
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(default=128, ge=1)
     """sequences per step"""
 
 

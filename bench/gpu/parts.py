@@ -57,7 +57,7 @@ class GpuOptions(StrictConfig):
     """folder of the results: a JSON file per stage, logs/, trace.json.gz"""
     stages: tuple[Stage, ...] = tuple(STAGES)
     """a checks, b steps, c ablation, d profile, e training, f study; always in this order"""
-    minutes: float = Field(9, gt=0)
+    minutes: float = Field(default=9, gt=0)
     """time limit of this call; the next one continues"""
     device: Literal["cuda", "cpu"] = "cuda"
     """cpu rehearses on tiny shapes; its timings mean nothing"""
@@ -67,7 +67,7 @@ class GpuOptions(StrictConfig):
     """folder of runs and checkpoints, which stay on this machine"""
     study: Path = Path("bench/studies/samplers_gpu.json")
     """the study of stage f"""
-    study_scale: float = Field(0.1, gt=0, le=1)
+    study_scale: float = Field(default=0.1, gt=0, le=1)
     """share of the study's steps and held-out sequences"""
     inside: Annotated[str | None, HIDDEN] = None
     """part to run in this process"""

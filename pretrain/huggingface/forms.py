@@ -224,7 +224,7 @@ class Rotation(StrictConfig):
     """Settings of one kind of layer's rotary positions in a ModernBERT."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
-    rope_type: Literal["default"] = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    rope_type: Literal["default"] = Field(default="default", validation_alias=AliasChoices("rope_type", "type"))
     rope_theta: float | None = Field(default=None, gt=1)
 
 
