@@ -128,8 +128,8 @@ def test_the_log_probability_and_its_gradient_are_those_of_autograd() -> None:
     ours = Dense.softmax(logits).log_p(ids)
     theirs = logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
     assert torch.allclose(ours, theirs, rtol=1e-14)
-    gradients = [torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs)]
-    assert torch.allclose(*gradients, rtol=1e-12, atol=1e-15)
+    own, peer = (torch.autograd.grad(value, logits, above)[0] for value in (ours, theirs))
+    assert torch.allclose(own, peer, rtol=1e-12, atol=1e-15)
 
 
 def test_the_log_probability_is_exact_even_if_the_probability_rounds_to_zero_or_one() -> None:

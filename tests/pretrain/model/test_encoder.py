@@ -6,7 +6,7 @@ from transformers import ElectraConfig, ElectraModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from pretrain.model import ops
-from pretrain.model.encoder import ElectraEncoder, relative_bucket
+from pretrain.model.encoder import ElectraEncoder, SelfAttention, relative_bucket
 from pretrain.model.gdes import DisentangledEmbeddings
 from pretrain.model.kernels import cpu_ops
 from pretrain.model.modern import ModernConfig, ModernEncoder
@@ -57,7 +57,8 @@ def test_relative_bias_is_added_to_the_scores_of_every_layer() -> None:
     model = encoder(num_hidden_layers=1)
     stack = model.encoder
     hidden_BLH = torch.randn(1, 9, 32)
-    attention = stack.layer[0].attention.self
+    attention = stack.layer[0].get_submodule("attention.self")
+    assert isinstance(attention, SelfAttention)
     query, key, value = (
         part(hidden_BLH).unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
         for part in (attention.query, attention.key, attention.value)
@@ -99,7 +100,7 @@ def test_computing_no_padding_changes_neither_hidden_states_nor_gradients(
     assert computed[0] == -mask_BL.sum() % 4 < computed[1]
     assert (packed_BLH - padded_BLH)[mask_BL].abs().max() < 1e-6
     for name, gradient in gradients.items():
-        assert torch.allclose(others[name], gradient, rtol=1e-5, atol=1e-6 * gradient.abs().max()), name
+        assert torch.allclose(others[name], gradient, rtol=1e-5, atol=1e-6 * float(gradient.abs().max())), name
 
 
 def test_disentangled_embeddings_add_their_tables_to_the_shared_ones() -> None:

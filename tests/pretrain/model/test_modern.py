@@ -73,7 +73,7 @@ def test_layers_with_a_window_do_not_read_beyond_it() -> None:
     torch.manual_seed(0)
     config = ModernConfig(**{**vars(CONFIG), "window": 4, "num_hidden_layers": 3, "global_every": 4})
     encoder = ModernEncoder(config).eval()
-    encoder.encoder.layer[0].attn["Wo"].weight.data.zero_()  # the global layer adds nothing
+    encoder.encoder.layer[0].get_parameter("attn.Wo.weight").data.zero_()  # the global layer adds nothing
     ids_BL = torch.randint(300, (1, 20))
     changed_BL = ids_BL.clone()
     changed_BL[0, 5:] = (changed_BL[0, 5:] + 1) % 300

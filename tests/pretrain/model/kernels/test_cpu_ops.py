@@ -114,11 +114,11 @@ def test_a_bias_for_all_heads_and_sequences_gets_the_sum_of_their_gradients() ->
 
 
 def test_bf16_is_about_as_close_to_float64_as_pytorchs_function() -> None:
-    exact = example()
-    inputs = tuple(part.detach().bfloat16().requires_grad_() for part in exact)
-    reference = [part.float() for part in gradients(attend(*exact, dropout=0.0), exact)]
-    ours = gradients(attend(*inputs, dropout=0.0), inputs)
-    theirs = gradients(F.scaled_dot_product_attention(*inputs[:3], attn_mask=inputs[3]), inputs)
+    query, key, value, bias = exact = example()
+    reference = [part.float() for part in gradients(attend(query, key, value, bias, 0.0), exact)]
+    query, key, value, bias = inputs = tuple(part.detach().bfloat16().requires_grad_() for part in exact)
+    ours = gradients(attend(query, key, value, bias, 0.0), inputs)
+    theirs = gradients(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), inputs)
     for own, peer, true in zip(ours, theirs, reference, strict=True):
         allowed = 3 * (peer.float() - true).norm() + 0.01 * true.norm()
         assert (own.float() - true).norm() < allowed
@@ -232,7 +232,7 @@ def test_the_gradient_of_an_embedding_table_is_that_of_float64_within_one_roundi
     F.embedding(ids_X, exact).backward(gradient_XE.double())
     assert torch.equal(output_XE, table.weight[ids_X])
     assert off(table.weight.grad, exact.grad) < ROUNDING
-    assert not table.weight.grad[2:].any()
+    assert table.weight.grad is not None and not table.weight.grad[2:].any()
 
 
 def test_a_table_in_fp32_uses_pytorchs_gradient() -> None:
@@ -248,8 +248,8 @@ def test_in_bf16_an_encoders_gradient_is_that_of_fp32_within_a_few_roundings(nam
     exact = copy.deepcopy(encoder).float()
     ids_BL = torch.randint(500, (16, 128))
     everywhere, gradient_H = torch.ones_like(ids_BL), torch.randn(encoder.config.hidden_size).bfloat16()
-    for model in (encoder, exact):
-        hidden_BLH = model(ids_BL, everywhere, 0 * ids_BL)
+    for form in (encoder, exact):
+        hidden_BLH = form(ids_BL, everywhere, 0 * ids_BL)
         hidden_BLH.backward(gradient_H.to(hidden_BLH.dtype).expand_as(hidden_BLH))
     for (name, ours), theirs in zip(encoder.named_parameters(), exact.parameters(), strict=True):
         if not name.endswith("key.bias"):  # a key bias changes no attention, so its gradient is zero

@@ -14,7 +14,7 @@ from pretrain.model.sizes import EncoderConfig
 
 pytest.importorskip("triton")
 
-from pretrain.model.kernels import cuda_ops, triton_attention
+from pretrain.model.kernels import attention_kernels, cuda_ops, triton_attention
 from pretrain.model.kernels.triton_attention import TableBias, attention_bias
 
 FULL, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -77,7 +77,7 @@ def example(case: Case, dtype: torch.dtype, sharpness: float = 1.0) -> Example:
     query, key, value, gradient = (torch.randn(shape).to(dtype) for _ in range(4))
     bias_XN = torch.randn(2 * case.reach + 1, case.heads).to(dtype).float()  # exact in each precision
     leaves = (query * sharpness, key * sharpness, value, bias_XN)
-    return Example(*(leaf.requires_grad_() for leaf in leaves), torch.tensor(case.lengths), gradient)
+    return Example._make((*(leaf.requires_grad_() for leaf in leaves), torch.tensor(case.lengths), gradient))
 
 
 def in_triton(given: Example, dropout: float = 0.0) -> tuple[Tensor, ...]:
@@ -96,8 +96,12 @@ def without_a_bias(given: Example, radius: int) -> tuple[Tensor, ...]:
 
 def by_hand(given: Example, factor_BNLL: Tensor | float = 1.0, near_LL: Tensor = EVERYWHERE) -> tuple[Tensor, ...]:
     """The results in float64, from the formula; rows of padding are zero."""
-    exact = Example(
-        *(leaf.detach().double().requires_grad_() for leaf in given.leaves()), given.lengths_B, given.gradient.double()
+    exact = Example._make(
+        (
+            *(leaf.detach().double().requires_grad_() for leaf in given.leaves()),
+            given.lengths_B,
+            given.gradient.double(),
+        )
     )
     position_L = torch.arange(exact.query.shape[2])
     bias_NLL = exact.relative(position_L - position_L[:, None]).permute(2, 0, 1)
@@ -161,7 +165,7 @@ def test_extreme_scores_give_finite_gradients(dtype: torch.dtype) -> None:
 def test_padding_has_no_effect_and_its_rows_are_zero() -> None:
     given = example(Case(1, 70, 32, 10, (33, 0)), FULL)
     noisy = [torch.where(given.visible_BL[:, None, :, None], part, 1e4) for part in (*given[:3], given.gradient)]
-    other = Example(*(part.detach().requires_grad_() for part in noisy[:3]), *given[3:5], noisy[3])
+    other = Example._make((*(part.detach().requires_grad_() for part in noisy[:3]), *given[3:5], noisy[3]))
     for own, again in zip(in_triton(given), in_triton(other), strict=True):
         assert torch.equal(own, again)
     for part in in_triton(given)[:4]:
@@ -254,12 +258,16 @@ def test_dropout_follows_pytorchs_seed_and_with_it_the_bits_are_the_same() -> No
 def test_programs_lie_on_the_axis_that_may_be_longer_than_65535(monkeypatch: pytest.MonkeyPatch) -> None:
     grids = []
     for name in ("forward", "query_backward", "key_backward"):
-        kernel = getattr(triton_attention.kernels, name)
-        launch = {"__getitem__": lambda self, grid, kernel=kernel: (grids.append(grid), kernel[grid])[1]}
-        monkeypatch.setattr(triton_attention.kernels, name, type("Launched", (), launch)())
-    parts = [torch.randn(3, 2, 40, 16, requires_grad=True) for _ in range(3)]
+        kernel = getattr(attention_kernels, name)
+
+        def launch(self: object, grid: tuple[int, ...], kernel: Any = kernel) -> Any:
+            grids.append(grid)
+            return kernel[grid]
+
+        monkeypatch.setattr(attention_kernels, name, type("Launched", (), {"__getitem__": launch})())
+    query, key, value = (torch.randn(3, 2, 40, 16, requires_grad=True) for _ in range(3))
     bias = attention_bias(torch.ones(3, 40, dtype=torch.bool), None, 40, 16, FULL)
-    bias.attend(*parts, 0.0).sum().backward()
+    bias.attend(query, key, value, 0.0).sum().backward()
     assert len(grids) == 3 and all(len(grid) == 1 for grid in grids)
 
 
@@ -284,7 +292,7 @@ def in_use(plain_ops: None) -> Callable[[], None]:
     return lambda: cuda_ops.use((9, 0))
 
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 50,
     "embedding_size": 16,
     "hidden_size": 64,
