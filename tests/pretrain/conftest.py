@@ -16,7 +16,7 @@ from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
 from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model import ops
-from pretrain.model.config import ElectraModelConfig, ModernModelConfig
+from pretrain.model.config import ElectraModelConfig, ModelConfig, ModernModelConfig
 from pretrain.planning.options import RunOptions
 from tests.conftest import REPOSITORY, free_port, needs
 from tests.warm import Warm
@@ -105,7 +105,7 @@ def batch() -> Batch:
 
 
 def new_model(
-    name: str = "hp_loss", model: ElectraModelConfig = SMALL_MODEL, vocabulary: int = VOCABULARY, **switches: object
+    name: str = "hp_loss", model: ModelConfig = SMALL_MODEL, vocabulary: int = VOCABULARY, **switches: object
 ) -> Any:
     """An untrained model for an objective."""
     trained = objective_class(name)

@@ -295,7 +295,7 @@ def main(folder: Path) -> None:
 def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, Any]:
     """Figures of training from the beginning under each file; checkpoints are written to `own`."""
     figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
-    muon.bf16_is_faster = lambda: False  # so that stages agree to fp32's rounding
+    vars(muon)["bf16_is_faster"] = lambda: False  # so that stages agree to fp32's rounding
     known = (*names, *(VARIANTS if world.world_size > 1 else ()))
     figures["muon"] = {name: train_and_resume(name, world, own / "muon", muon=True) for name in MUON if name in known}
     figures["frozen"] = {name: frozen_by_scale(name, world) for name in FP32 if name in names}

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from bench.batches import random_batch
 from bench.gpu.declared import declare
 from bench.gpu.setting import PLAIN
+from pretrain.data.batches import Batch
 from pretrain.engine import graphs
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
@@ -98,7 +99,7 @@ def trained(name: str, objective: str, sizes: Any, micro_batches: int, graphed: 
     totals, found = MetricTotals(world.device), []
     torch.manual_seed(world.rank)
     batches = [random_batch(SEQUENCES, LENGTH, WORDS) for _ in range(STEPS * micro_batches)]
-    batches = [batch._make(map(torch.as_tensor, batch)) for batch in batches]
+    batches = [Batch._make(map(torch.as_tensor, batch)) for batch in batches]
     if graphed:
         replay_micro_batches(engine, batches[0], totals.add)
         totals.sums.zero_()

@@ -167,12 +167,17 @@ def assert_the_previous_is_used(folder: Path, name: str, newest: str = "step-000
     assert f"{newest} is not used: " in line and name in line
 
 
+def without_file(path: Path) -> Path:
+    path.unlink()
+    return path
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncation": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "deletion": Path.unlink,
-    "folder": lambda path: (path.unlink(), path.mkdir()),
-    "link to nowhere": lambda path: (path.unlink(), path.symlink_to("nowhere")),
-    "link to itself": lambda path: (path.unlink(), path.symlink_to(path)),
+    "folder": lambda path: without_file(path).mkdir(),
+    "link to nowhere": lambda path: without_file(path).symlink_to("nowhere"),
+    "link to itself": lambda path: without_file(path).symlink_to(path),
 }
 
 
@@ -255,7 +260,7 @@ def test_a_checkpoint_of_a_later_version_is_an_error_and_nothing_is_changed(fold
 def test_if_no_checkpoint_is_intact_that_is_an_error_and_nothing_is_touched(folder: Path, damage: str) -> None:
     for checkpoint in folder.iterdir():
         DAMAGES[damage](checkpoint / MARKER)
-    before, said = contents(folder), []
+    before, said = contents(folder), list[str]()
     with pytest.raises(
         ConfigError,
         match=rf"none in {folder} is intact: step-00000020 \(.*\), step-00000010 \(.*move .* away to start over",

@@ -80,7 +80,7 @@ def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
 def captured(model: Any, batch: Batch, name: str = "zero0_fp32") -> Engine:
     """An engine that replays micro-batches of this model."""
     engine = Engine(model, parameter_groups(model, 0.01), worker.resolved_config(name, 1), start_processes())
-    replay_micro_batches(engine, batch._make(map(torch.as_tensor, batch)), lambda *_: None)
+    replay_micro_batches(engine, Batch._make(map(torch.as_tensor, batch)), lambda *_: None)
     return engine
 
 
@@ -136,7 +136,7 @@ def test_after_a_replay_nothing_is_done_for_each_parameter(batch: Batch, monkeyp
             engine = captured(
                 new_model("hp_loss", SMALL_MODEL.model_copy(update={"layers": layers})), batch, "zero1_bf16"
             )
-            tensors = batch._make(map(torch.as_tensor, batch))
+            tensors = Batch._make(map(torch.as_tensor, batch))
             for entropies in (False, False, True):
                 with Calls() as calls:
                     engine.backward(engine.forward(tensors, entropies=entropies).loss)

@@ -106,11 +106,11 @@ def test_the_measured_speed_is_plausible_and_leaves_the_random_state_unchanged()
 
 @pytest.fixture
 def as_before() -> Iterator[None]:
-    uninitialized = torch.utils.deterministic.fill_uninitialized_memory
+    uninitialized = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     yield
     torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = uninitialized
+    torch.utils.deterministic.fill_uninitialized_memory = uninitialized  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
 
 

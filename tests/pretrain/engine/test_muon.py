@@ -49,7 +49,7 @@ def test_stacked_matrices_move_as_if_each_were_a_parameter() -> None:
             own.state[parameter] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter)}
             parameter.grad = grad
         own.step()
-    assert torch.equal(together[0].view(3, 12, 8), torch.stack(apart))
+    assert torch.equal(together[0].view(3, 12, 8), torch.stack(tuple(apart)))
 
 
 @pytest.mark.parametrize("modern", [False, True])

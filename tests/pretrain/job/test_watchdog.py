@@ -31,7 +31,7 @@ def wait_for_start(processes: Sequence[Warm | subprocess.Popen[str]]) -> None:
             assert line, "a rank did not start"
 
 
-def ended(process: Warm, within: float) -> str:
+def ended(process: Warm | subprocess.Popen[str], within: float) -> str:
     """Output of a rank that must end by itself within this many seconds."""
     try:
         return process.communicate(timeout=within)[0]
