@@ -13,8 +13,8 @@ def test_overrides_reach_every_level_and_keep_other_values() -> None:
     changed = with_overrides(
         RUN, ["seed=3", "optim.lr=2e-4", "objective.gamma=piecewise", "model.relative_position=false"]
     )
-    assert (changed.seed, changed.optim.lr, changed.objective.gamma) == (3, 2e-4, "piecewise")
-    assert not changed.model.relative_position
+    assert (changed.seed, changed.optim.lr, changed.objective.model_dump()["gamma"]) == (3, 2e-4, "piecewise")
+    assert not changed.model.model_dump()["relative_position"]
     assert with_overrides(changed, []) == changed
     assert changed.optim.warmup_steps == RUN.optim.warmup_steps
     assert with_overrides(RUN, ["optim.betas=[0.8, 0.9]"]).optim.betas == (0.8, 0.9), "a list is replaced as a whole"
@@ -59,7 +59,7 @@ def test_all_wrong_overrides_are_reported_at_once() -> None:
 
 def test_an_objective_takes_its_own_switches_and_refuses_all_others_at_once() -> None:
     run = with_objective(RUN, "hp_dist")
-    assert with_overrides(run, ["objective.mixture=0.1"]).objective.mixture == 0.1
+    assert with_overrides(run, ["objective.mixture=0.1"]).objective.model_dump()["mixture"] == 0.1
     with pytest.raises(ConfigError) as error:
         with_overrides(with_objective(RUN, "mlm"), ["objective.lambda1=1", "objective.mixture=.2", "sed=1"])
     assert [problem.partition(" does")[0] for problem in error.value.problems[:2]] == [

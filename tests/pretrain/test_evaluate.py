@@ -241,7 +241,7 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(trained
 def test_the_loaded_model_is_the_trained_one(trained_run: Path) -> None:
     model, step = load_trained(trained_run)
     assert step == 6
-    assert model.generator.embeddings is model.discriminator.embeddings
+    assert model.get_submodule("generator.embeddings") is model.get_submodule("discriminator.embeddings")
     fresh = build_model(read_run(trained_run)).state_dict()
     assert not [name for name, weight in model.named_parameters() if torch.equal(weight, fresh[name])]
 

@@ -116,7 +116,7 @@ def test_originals_are_never_drawn_if_forbidden(name: str, shards: Shards, small
 
 
 def test_a_model_is_built_and_loaded_without_its_shards(shards: Shards) -> None:
-    config = objective_class("unigram").Config()
+    config = objective_class("unigram").Config.from_values({})
     run = PRESETS["tiny"].model_copy(update={"objective": config})
     description = described(run, shards).model_copy(update={"data": ("nowhere",)})
     assert build_model(description).exported(".").keys() == {"electra", "discriminator_predictions"}

@@ -50,7 +50,8 @@ def test_the_loss_is_the_papers_formula_by_brute_force_in_float64(
         loss_G += -((1 - p_G[x]) ** exponent) * math.log(p_G[x])
         z = [0.0] * VOCABULARY
         if objective != "electra":
-            z = (embeddings @ model.sampler_transform(h) + sum(model.sampler_scores.parameters())).tolist()
+            transform, scores = model.get_submodule("sampler_transform"), model.get_submodule("sampler_scores")
+            z = (embeddings @ transform(h) + sum(scores.parameters())).tolist()
         weights = {
             "electra": p_G,
             "hp_loss": [p_G[t] * -math.log(sigmoid(z[t]) if t == x else 1 - sigmoid(z[t])) for t in range(7)],
@@ -244,7 +245,7 @@ def test_the_loss_of_a_step_does_not_depend_on_how_it_is_split(
     parts = []
     for row in range(3):
         tensors = [part[row : row + 1] if isinstance(part, torch.Tensor) else part for part in batch]
-        parts.append(model(Batch(*tensors)))
+        parts.append(model(Batch._make(tensors)))
     total = sum(part.loss for part in parts)
     assert total.item() == pytest.approx(whole.loss.item(), rel=1e-12)
     assert_same_gradient(total, whole.loss, model)
@@ -260,10 +261,9 @@ def assert_same_gradient(one: torch.Tensor, other: torch.Tensor, model: Electra)
 def test_padding_changes_nothing(objective: str, batch: Batch, make_electra: Callable[..., Electra]) -> None:
     model = make_electra(name=objective).double().eval()
     padded = [
-        torch.nn.functional.pad(part, (0, 4)) if name.endswith("BL") else part
-        for name, part in zip(Batch._fields, batch, strict=True)
+        torch.nn.functional.pad(part, (0, 4)) if name.endswith("BL") else part for name, part in batch._asdict().items()
     ]
-    ours, plain = model(Batch(*padded)).loss, model(batch).loss
+    ours, plain = model(Batch._make(padded)).loss, model(batch).loss
     assert ours.item() == pytest.approx(plain.item(), rel=1e-12)
     assert_same_gradient(ours, plain, model)
 
@@ -276,7 +276,7 @@ def test_free_sampling_in_fp32_differs_from_float64_only_by_counted_flips(
     rows = 2000
     many = [part[:1].expand(rows, *part.shape[1:]) if isinstance(part, torch.Tensor) else part for part in batch]
     uniforms = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))
-    large = Batch(*many)._replace(uniforms_BK=uniforms)
+    large = Batch._make(many)._replace(uniforms_BK=uniforms)
     model = make_electra(name=objective).eval()
     single = model(large)
     exact = model.double()(large)

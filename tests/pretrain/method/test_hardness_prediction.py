@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra
-from pretrain.method.hardness_prediction import hp_dist_sampler_loss, hp_loss_sampler_loss
+from pretrain.method.hardness_prediction import HPDist, hp_dist_sampler_loss, hp_loss_sampler_loss
 from pretrain.method.sampling import Draw, Prediction, predict
 from pretrain.model.distribution import Dense
 from tests.pretrain.conftest import SMALL_MODEL, new_model
@@ -82,7 +82,7 @@ def expected(seed: int, model: Electra) -> Tensor:
     weights = p_G ** (1 / switches.temperature)
     if switches.name.startswith("hp_loss"):
         weights = weights * estimated_loss(model) ** getattr(switches, "exponent", 1)
-    elif switches.name == "hp_dist":
+    elif isinstance(switches, HPDist.Config):
         weights = scores_of(model).softmax(-1) ** (1 / switches.temperature)
         weights = (1 - switches.mixture) * weights / weights.sum() + switches.mixture * p_G
     if switches.forbid_original:

@@ -119,7 +119,7 @@ def test_the_guides_sampler_does_what_the_guide_says(shards_folder: Path, tmp_pa
     (tmp_path / "data").mkdir()
     (tmp_path / "data/novels").symlink_to(shards_folder)
     lines = [line for line in guide.splitlines() if line.startswith("python") and "my_sampler.py" in line]
-    training, *others = ([REPOSITORY / words[1], *words[2:]] for words in map(shlex.split, lines))
+    training, *others = ([str(REPOSITORY / words[1]), *words[2:]] for words in map(shlex.split, lines))
     here = partial(run, cwd=tmp_path)
     done = here(*training, *STEPS)
     assert done.returncode == 0, done.stderr
@@ -127,7 +127,7 @@ def test_the_guides_sampler_does_what_the_guide_says(shards_folder: Path, tmp_pa
     assert '"replace_rate"' in logged
     for words in others:
         done = here(*words)
-        short = "doctor" in str(words[0])  # of so few steps it has no opinion
+        short = "doctor" in words[0]  # of so few steps it has no opinion
         assert done.returncode == (2 if short else 0), done.stdout + done.stderr
     exported = (tmp_path / "exported/top_k").rename(tmp_path / "stock")
     listed = here(*training, "--list_settings").stdout
