@@ -55,7 +55,7 @@ def batches(batch: Batch) -> list[Batch]:
 def models(make_electra: Callable[..., Electra]) -> dict[str, Electra]:
     """A baseline, and a method with a different discriminator."""
     method = make_electra(name="hp_loss")
-    torch.nn.init.normal_(method.discriminator_predictions.dense.weight)
+    torch.nn.init.normal_(method.discriminator_predictions.get_parameter("dense.weight"))
     return {"base": make_electra(name="electra"), "method": method}
 
 

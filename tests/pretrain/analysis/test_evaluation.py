@@ -28,7 +28,7 @@ def test_the_first_sequences_are_read_in_order_for_any_batch_size(shards_folder:
 
 
 def test_the_summary_line_names_the_existing_correlations() -> None:
-    result = {"mlm_loss": 2.0, "mlm_accuracy": 0.5}
+    result: dict[str, object] = {"mlm_loss": 2.0, "mlm_accuracy": 0.5}
     assert one_line(result) == "MLM loss 2.000, accuracy 0.500"
     result |= {"detection": {}, "discriminator_loss": 0.3, "discriminator_entropy": 0.4}
     line = one_line(result | {"estimate_correlation": {"original": None, "replaced": 0.61, "all": 0.64}})
@@ -45,9 +45,11 @@ def test_no_reader_of_a_runs_data_takes_other_shards_at_its_path_where_the_held_
     log = RunLog(tmp_path / "run", step=0, total_steps=1)
     log.write("train", 1, {})
     log.close()
+    text = build_model(description).text
+    assert text is not None
     readers = (
         lambda: open_matching(None, description),
-        lambda: build_model(description).text(),
+        text,
         lambda: Symptoms(tmp_path / "run").text,
     )
     for read in readers:

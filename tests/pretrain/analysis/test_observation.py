@@ -83,7 +83,7 @@ def test_another_discriminator_judges_the_same_replacements_differently(
     batch: Batch, make_electra: Callable[..., Electra]
 ) -> None:
     drawing, judging = make_electra(name="hp_loss"), make_electra(name="electra")
-    torch.nn.init.normal_(judging.discriminator_predictions.dense.weight)
+    torch.nn.init.normal_(judging.discriminator_predictions.get_parameter("dense.weight"))
     observed = observe(drawing, [batch], CPU)
     crossed = judge(judging, [batch], observed.tokens["p_S"], CPU)
     own = observed.under["p_S"].judgment
@@ -113,15 +113,16 @@ def exact(model: Electra, batch: Batch, name: str) -> float:
     losses = [discriminator_loss(*model.discriminate(batch, tokens_BK)).gather(1, place_B1) for tokens_BK in tokens]
     oracle_BV = p_BV * torch.cat(losses, 1).double()
     oracle_BV /= oracle_BV.sum(1, keepdim=True)
-    drawn_B = model.outputs(batch)[name].detected.draw.tokens_BK[:, 0]
-    chosen_BV = torch.nn.functional.one_hot(drawn_B, VOCABULARY).double()
+    detected = model.outputs(batch)[name].detected
+    assert detected is not None
+    chosen_BV = torch.nn.functional.one_hot(detected.draw.tokens_BK[:, 0], VOCABULARY).double()
     q_BV = chosen_BV.view(-1, GRID, VOCABULARY).mean(1).repeat_interleave(GRID, 0)
     return float((q_BV.xlogy(q_BV) - q_BV * oracle_BV.log()).sum(1).mean())
 
 
 def test_the_distances_are_the_exact_divergences(make_electra: Callable[..., Electra], one_mask: Batch) -> None:
     model = make_electra(name="hp_loss")
-    torch.nn.init.normal_(model.discriminator_predictions.dense_prediction.weight, std=3.0)
+    torch.nn.init.normal_(model.discriminator_predictions.get_parameter("dense_prediction.weight"), std=3.0)
     found = oracle_distance(model, [one_mask], candidates=GRID)
     assert found.keys() == {"p_G", "p_S"}
     expected = {name: exact(model, one_mask, name) for name in found}

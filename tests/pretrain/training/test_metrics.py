@@ -133,8 +133,8 @@ def random_forward(seed: int) -> tuple[Batch, Output]:
         estimated_loss_BK=torch.nn.functional.softplus(torch.where(replaced_BK, z, -z)),
     )
     ids = torch.zeros(B, L, dtype=torch.int64)
-    uniforms = torch.rand(2, B, K, generator=g)
-    batch = Batch(ids, visible, ids, positions, valid, *uniforms, 1.0, 1.0)
+    uniforms, keep_uniforms = torch.rand(2, B, K, generator=g)
+    batch = Batch(ids, visible, ids, positions, valid, uniforms, keep_uniforms, 1.0, 1.0)
     nothing = torch.zeros(B, K)
     return batch, Output(
         loss=nothing.sum(),
@@ -167,6 +167,7 @@ def masked_BL(batch: Batch) -> Tensor:
 
 def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
     batch, output = random_forward(0)
+    assert output.detected is not None
     values = describe(summed((batch, output)))
     for name, group in (("auc_all", batch.attention_mask_BL), ("auc_masked", masked_BL(batch))):
         truth, d = output.detected.replaced_BL[group].numpy(), output.detected.d_BL[group]
@@ -178,8 +179,8 @@ def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
 def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
     batch, output = random_forward(1)
     found = describe(summed((batch, output)))["estimate_correlation"]
+    assert output.detected is not None and output.detected.draw.estimated_loss_BK is not None
     valid, estimates = batch.masked_valid_BK, output.detected.draw.estimated_loss_BK
-    assert estimates is not None
     other = output.detected.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
     estimate = estimates[valid].double().numpy()
     actual = output.detected.discriminator_loss_BL.gather(1, batch.masked_positions_BK)[valid].double().numpy()
@@ -189,8 +190,9 @@ def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
 
 def test_probabilities_entropies_and_ratios_are_numpys() -> None:
     batch, output = random_forward(2)
+    assert output.detected is not None and output.entropy_p_G_BK is not None
     values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.detected.draw
-    assert output.entropy_p_G_BK is not None and drawn.entropy_q_BK is not None
+    assert drawn.entropy_q_BK is not None
     for name, log_max, entropy_BK in (
         ("p_G", output.log_max_p_G_BK, output.entropy_p_G_BK),
         ("p_S", drawn.log_max_q_BK, drawn.entropy_q_BK),
@@ -262,6 +264,7 @@ def test_a_constant_estimate_has_no_correlation(batch: Batch) -> None:
 
 def test_histograms_hold_every_counted_value_and_no_others() -> None:
     batch, output = random_forward(3)
+    assert output.detected is not None
     found = histograms(summed((batch, output)))
     visible = batch.attention_mask_BL
     for name, truth in (("logit/original", False), ("logit/replaced", True)):

@@ -103,7 +103,7 @@ def test_watching_does_not_change_training_by_a_bit(run: Run, watched: Path) -> 
 
 
 def test_every_number_in_the_file_is_in_tensorboard_under_its_name(watched: Path) -> None:
-    board, seen = board_of(watched), set()
+    board, seen = board_of(watched), set[str]()
     for kind in ("train", "held_out"):
         for record in read_metrics(watched, kind):
             values = {name: part for name, part in record.items() if name not in ("kind", "step")}
@@ -268,7 +268,7 @@ def test_rates_and_sums_are_those_of_the_work_done(shards_folder: Path, tmp_path
     assert values["samples_per_second"] == pytest.approx(10 * plan.run.batch_size / 4)
     assert values["tflops"] == pytest.approx(5_000 * plan.sizes.flops / 1e12)
     assert values["peak_share"] == pytest.approx(values["tflops"])
-    done = work_done(plan, 110)
+    done: dict[str, Any] = work_done(plan, 110)
     assert done["tokens_so_far"] == pytest.approx(110 * plan.run.batch_size * plan.shards.mixture.mean_length, abs=1)
     assert done["flops_so_far"] == pytest.approx(done["tokens_so_far"] * plan.sizes.flops, rel=1e-4)
     assert done["epoch"] == pytest.approx(110 * plan.run.batch_size / len(plan.shards))
@@ -279,7 +279,7 @@ def test_position_in_the_data_is_counted_in_epochs_of_each_folder(shards_folder:
     plan = make_plan(options(shards_folder, tmp_path))
     size, held_out = len(plan.shards), shards_folder / "held_out"  # another folder built in the same way
     mixed = plan._replace(shards=Shards(shards_folder, held_out, weights=(1, 3)))
-    values = work_done(mixed, 100)
+    values: dict[str, Any] = work_done(mixed, 100)
     index, _ = mixed.shards.mixture.shuffled(np.arange(100 * plan.run.batch_size), seed=0)
     read = [np.sum(index < size) / size, np.sum(index >= size) / len(Shards(held_out))]
     assert values["epoch_of_folder"] == pytest.approx(read, rel=1e-3)

@@ -26,7 +26,7 @@ from pretrain.method.registry import load_objective, objective_class
 from pretrain.model.distribution import Dense
 from pretrain.presets import PRESETS
 from pretrain.runs.models import build_model
-from pretrain.training.telemetry import MetricTotals
+from pretrain.training.metrics import MetricTotals
 from tests.deepspeed_values import values_of
 from tests.pretrain.runs.described import described
 
@@ -69,7 +69,7 @@ def train(setting: Setting, objective: str, shards: Shards, world: World, steps:
         update={
             "batch_size": BATCH_SIZE,
             "model": tiny.model.model_copy(update={"embedding_sharing": sharing or "es"}),
-            "objective": objective_class(load_objective(name)).Config(),
+            "objective": objective_class(load_objective(name)).Config.from_values({}),
             "optim": tiny.optim.model_copy(update={"steps": STEPS, "warmup_steps": WARMUP, "lr": 5e-4}),
         }
     )
@@ -117,9 +117,9 @@ def padded(batch: Batch, columns: int) -> Batch:
     """The batch with this many more columns of invisible padding."""
     wider = (
         torch.nn.functional.pad(part, (0, columns)) if name.endswith("BL") else part
-        for name, part in zip(Batch._fields, batch, strict=True)
+        for name, part in batch._asdict().items()
     )
-    return Batch(*wider)
+    return Batch._make(wider)
 
 
 def forced_draw(self: Dense, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def main(folder: str, result: str, group: str) -> None:
     results: dict[str, Any] = {}
     for how in ("free", "forced"):  # in this order: what forces the draws stays
         if how == "forced":
-            Dense.draw = forced_draw
+            Dense.draw = forced_draw  # type: ignore[method-assign, assignment]
         steps = FORCED_STEPS if how == "forced" else STEPS
         results[how] = {
             objective: {name: train(setting, objective, shards, world, steps) for name, setting in settings.items()}
