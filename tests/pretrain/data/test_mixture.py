@@ -21,7 +21,7 @@ def test_an_epoch_reads_each_sequence_once_and_leaves_a_window_only_when_it_is_f
         index_B = order.sequences(np.arange(SIZE), epoch)
         assert sorted(index_B) == list(range(SIZE))
         shard_B = shard_of(index_B)
-        first, last = {}, {}
+        first, last = dict[int, int](), dict[int, int]()
         for place, shard in enumerate(shard_B.tolist()):
             first.setdefault(shard, place)
             last[shard] = place

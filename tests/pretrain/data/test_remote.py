@@ -54,8 +54,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardCache:
     """An empty cache, as in a new process."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     remote_folder.cache_clear()
-    monkeypatch.setattr(pretrain.data.shards, "CACHE", ShardCache())
-    return pretrain.data.shards.CACHE
+    empty = ShardCache()
+    monkeypatch.setattr(pretrain.data.shards, "CACHE", empty)
+    return empty
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ def test_a_reader_says_that_it_waits_while_the_network_is_lost_and_then_goes_on(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(remote, "SILENCE", 0.5)
-    lost, waits = threading.Event(), []
+    lost, waits = threading.Event(), list[str]()
     lost.set()
     server.fault = lambda path, count: "drop" if lost.is_set() and path.startswith("shard") else None
     cache.on_wait = waits.append
@@ -460,13 +461,13 @@ def test_an_outage_longer_than_the_hang_timeout_does_not_end_two_ranks(
     quarter = sum(shard.size for shard in load_manifest(many).shards) / 4e9
     finished(launch(2, *arguments(many, tmp_path / "local")))
     until = [0.0]
-
-    def fault(path: str, count: int) -> Fault:
-        if path.startswith("shard") and len(server.requests) > 36 and not until[0]:
-            until[0] = time.monotonic() + 30
-        return "500" if path.startswith("shard") and time.monotonic() < until[0] else None
-
     with serving(many) as server:
+
+        def fault(path: str, count: int) -> Fault:
+            if path.startswith("shard") and len(server.requests) > 36 and not until[0]:
+                until[0] = time.monotonic() + 30
+            return "500" if path.startswith("shard") and time.monotonic() < until[0] else None
+
         server.fault = fault
         patience = ("--cache_gb", str(quarter), "--hang_timeout", "12")
         output = finished(launch(2, *arguments(server.url, tmp_path / "far", *patience)))

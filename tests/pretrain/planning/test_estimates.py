@@ -26,7 +26,7 @@ from pretrain.method.mlm import MaskedLM
 from pretrain.method.registry import objective_class
 from pretrain.model import ops
 from pretrain.model.config import ElectraModelConfig
-from pretrain.model.encoder import ElectraEncoder, ElectraStack, Embeddings
+from pretrain.model.encoder import ElectraStack
 from pretrain.model.kernels import cuda_ops
 from pretrain.planning import estimates
 from pretrain.planning.estimates import (
@@ -70,7 +70,7 @@ def test_flops_of_the_forward_are_those_counted_by_pytorch() -> None:
         layers=2, hidden_size=64, heads=2, intermediate_size=128, embedding_size=32, generator_hidden_size=32
     )
     length, config = 32, model.discriminator(100)
-    encoder = ElectraEncoder(config, Embeddings(config)).eval().double()
+    encoder = model.parts.encoder(config, model.parts.embeddings(config)).eval().double()
     ids_BL = torch.zeros(3, length, dtype=torch.int64)
     # On a CPU PyTorch does not count attention in one kernel.
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
