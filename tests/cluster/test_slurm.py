@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.manifest import RECORDS_NAME
 from finetune.running.records import read_records
 from tests.cluster.runs import LONGER, SLOW_RUN, losses, saved_step, training, wait_for
 from tests.cluster.two_hosts import Slurm
@@ -163,8 +164,10 @@ def test_a_signalled_build_resumes_at_its_first_unfinished_shard(
     wait_for(lambda: len(list(folder.glob("shard-*.mask.idx"))) >= 4)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     wait_for(lambda: field(slurm, job, "Restarts") == "1")
-    finished = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*.mask.idx")}
-    assert not (folder / "manifest.json").exists()
+    # A shard's record is written after its files, so that one without a record is built again.
+    paths = [folder / f"{record.stem}.mask.idx" for record in (folder / RECORDS_NAME).glob("shard-*.json")]
+    finished = {path: path.stat().st_mtime_ns for path in paths}
+    assert finished and not (folder / "manifest.json").exists()
     wait_for_end(slurm, job, tmp_path)
     assert len(list(folder.glob("shard-*.mask.idx"))) > len(finished)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
