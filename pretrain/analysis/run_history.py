@@ -118,7 +118,11 @@ def read_starts(folder: Path) -> list[Record]:
 
 def value_of(record: Mapping[str, Any], path: str) -> float:
     """Returns the number at a path such as `max_probability/p_G/9`; NaN if there is none or it is too large to draw."""
-    found = dict(flat(record, "/", lists=True)).get(path)
+    found: Any = record
+    for part in path.split("/"):
+        if isinstance(found, list):
+            found = {str(place): value for place, value in enumerate(found)}
+        found = found.get(part) if isinstance(found, Mapping) else None
     return float(found) if isinstance(found, int | float) and abs(found) < LARGEST else math.nan
 
 
