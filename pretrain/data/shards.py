@@ -73,6 +73,7 @@ class Shards:
             for shard in part.shards
         ]
         self._prefixes = [folder / shard.name for folder, _, shard in shards]
+        self._is_remote = any(urls)
         self._copies = [Copy(remote_folder(url), shard) if url else None for _, url, shard in shards]
         self._starts = np.cumsum([0, *(shard.sequences for _, _, shard in shards)])
         self.mixture = Mixture(self.names, [part.shards for part in manifests], weights, window)
@@ -87,7 +88,7 @@ class Shards:
         """Prepares for reading the samples, in ascending order: fetches their windows and the next ones from remote
         folders in the background, and unmaps the shards of other windows.
         """
-        if not self.mixture.window and not any(self._copies):
+        if not self.mixture.window and not self._is_remote:
             return
         expected = self._expected | self.mixture.needed(sample_B, seed)
         if expected == self._expected:
