@@ -96,9 +96,8 @@ def _hub_files(given: str) -> Iterator[tuple[str, str]]:
         "check the name and the network, download the files and give their folder, or, as for a script, try the hub's"
         f" own copy: {HUB}{given_name}@{PARQUET_COPY}"
     )
-    with explained(
-        f"input: {given} cannot be downloaded from the hub", fix, (*errors_of_hub(), datasets.exceptions.DatasetsError)
-    ):
+    kinds = (*errors_of_hub(), LookupError, RuntimeError, datasets.exceptions.DatasetsError)
+    with explained(f"input: {given} cannot be downloaded from the hub", fix, kinds):
         builder = datasets.load_dataset_builder(name, configuration or None, revision=revision or None)
         addresses = list((builder.config.data_files or {})["train"])
         yield from zip(addresses, datasets.DownloadManager(dataset_name=name).download(addresses), strict=True)

@@ -78,10 +78,10 @@ def explained(
 
 
 def errors_of_hub() -> tuple[type[Exception], ...]:
-    """Returns the kinds of errors of a download from the hub; a dataset that is a script gives a `RuntimeError`."""
+    """Returns the kinds of errors of a download from the hub; readers add those of what they download."""
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    return OSError, ValueError, LookupError, RuntimeError, HTTPError
+    return OSError, ValueError, HTTPError
 
 
 def may_pass(error: BaseException) -> bool:

@@ -111,8 +111,9 @@ def open_on_hub(task: GlueTask, dataset: str, split: str) -> Source:
     import datasets
 
     configuration, split = task.name.lower().replace("-", ""), split.replace("dev", "validation")
-    what = f"data_dir: cannot load {dataset} {configuration}"
-    with explained(what, "give a folder of TSV files", (*errors_of_hub(), datasets.exceptions.DatasetsError)):
+    # the last: of a dataset that is a script
+    kinds = (*errors_of_hub(), datasets.exceptions.DatasetsError, RuntimeError)
+    with explained(f"data_dir: cannot load {dataset} {configuration}", "give a folder of TSV files", kinds):
         rows = datasets.load_dataset(dataset, configuration, split=split)
     return f"{dataset} {configuration} {split}", enumerate(rows, 1)
 
