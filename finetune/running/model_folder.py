@@ -6,14 +6,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import StrictUndefined, Template
 from torch import Tensor
 
 from electra_sampler.foundation.files import new_folder, remove
 from electra_sampler.foundation.markdown_table import markdown_table
 from finetune.running.job import HuggingFaceModel, Job
 from finetune.running.records import RunRecord, write_files
-from pretrain.huggingface.folders import CARD, TOKENIZER_FILES, TOKENIZER_SETTINGS, read_config, source_of
+from pretrain.huggingface.folders import CARD, TOKENIZER_FILES, TOKENIZER_SETTINGS, read_config, source_of, written_card
 from pretrain.huggingface.forms import of_encoder
 from pretrain.huggingface.stored import Stored, write
 
@@ -59,8 +58,8 @@ def card(made: HuggingFaceModel, record: RunRecord, carried: Sequence[str]) -> s
         (split, metric, f"{value:.4f}") for split, values in record.last.items() for metric, value in values.items()
     ]
     settings = [(key, str(value)) for key, value in run.settings.model_dump(mode="json").items()]
-    template = Path(__file__).with_name("model_card.jinja").read_text("utf-8")
-    return Template(template, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).render(
+    return written_card(
+        Path(__file__).with_name("model_card.jinja"),
         made=made,
         record=record,
         run=run,

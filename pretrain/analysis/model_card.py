@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import StrictUndefined, Template
-
 from electra_sampler.foundation.markdown_table import markdown_table
-from pretrain.huggingface.folders import source_of
+from pretrain.huggingface.folders import source_of, written_card
 from pretrain.huggingface.forms import form_of
 from pretrain.huggingface.stored import LEARNED, Sampling
 from pretrain.method.objective import ObjectiveConfig, PredictionConfig
@@ -38,14 +36,8 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
     form = form_of(run_config.model.discriminator(description.vocab_size), architecture)
     sources = dict(map(source_of, description.init_from))
     scores = _scores(run, step, isinstance(run_config.objective, PredictionConfig)) if average == 1 else {}
-    template = Template(
-        Path(__file__).with_suffix(".jinja").read_text("utf-8"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return template.render(
+    return written_card(
+        Path(__file__).with_suffix(".jinja"),
         run=run_config,
         description=description,
         title=trained.title,

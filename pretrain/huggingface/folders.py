@@ -10,6 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import torch
+from jinja2 import StrictUndefined, Template
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -68,6 +69,17 @@ def source_of(name: str) -> tuple[str, str]:
             card = Path(str(huggingface_hub.try_to_load_from_cache(name, CARD)))
     found = card.is_file() and LICENSE.search(card.read_text("utf-8", "replace"))
     return name if on_hub else Path(name).absolute().name, f" (license {found[1]})" if found else ""
+
+
+def written_card(template: Path, **values: Any) -> str:
+    """Returns a model card in Markdown, written from a template in which every name must have a value."""
+    return Template(
+        template.read_text("utf-8"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).render(values)
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
