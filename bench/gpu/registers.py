@@ -53,7 +53,7 @@ TYPES = {
     **dict.fromkeys(("least", "eps"), "fp32"),
 }
 """Types of the kernel parameters that are neither sizes nor in the model's precision."""
-SIZES = ("B", "L", "N", "span", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
+SIZES = ("B", "L", "N", "stride", "span", "dropped", "tiles", "rows", "columns", "tokens", "chunk", "first")
 LAUNCH = ("num_warps", "num_stages")
 VOCABULARY = {"peaks": ROWS, "weigh": ROWS // 2, "weights_of_block": 0, "slopes": ROWS}
 """Rows per tile of each kernel over the vocabulary; 0 means one row."""
@@ -104,8 +104,13 @@ def kernels(options: RegisterOptions, dtype: str) -> Iterator[tuple[int, Any, di
     for size in options.embedding_sizes:
         for name, tile in VOCABULARY.items():
             kernel = getattr(vocabulary_kernels, name)
-            given = vocabulary_settings(torch.empty(1, size), tile) | {"num_warps": 8 if tile else 4}
-            given |= {"EXPONENT": 1.0, "ENTROPY": True, "WEIGHTED": True}
+            given = dict(
+                vocabulary_settings(torch.empty(1, size), tile),
+                EXPONENT=1.0,
+                ENTROPY=True,
+                WEIGHTED=True,
+                num_warps=8 if tile else 4,
+            )
             yield size, kernel, {key: value for key, value in given.items() if key in (*kernel.arg_names, *LAUNCH)}
     for size in options.hidden_sizes:
         yield size, elementwise_kernels.column_sums, {"R": SUM_ROWS, "C": SUM_COLUMNS, "num_warps": 4}
@@ -130,7 +135,7 @@ def resources(kernel: Any, dtype: str, parameters: dict[str, Any], architecture:
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name == "L"
+        if signature[name].startswith("*") or name in ("L", "stride")
     }
     with contextlib.redirect_stdout(io.StringIO()) as log:
         source = ASTSource(kernel, signature, fixed, aligned)

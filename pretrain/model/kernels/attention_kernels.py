@@ -22,16 +22,16 @@ FAR, NEAR, LAST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def forward(
-    query, key, value, biases, lengths, seed, output, log_sum, L, N, span, dropped, factor,
+    query, key, value, biases, lengths, seed, output, log_sum, L, N, stride, span, dropped, factor,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the output of a tile's queries, and the log2-sum-exp of their scores: infinite at padding."""
     row, head = tl.program_id(0) % tl.cdiv(L, SIDE), tl.program_id(0) // tl.cdiv(L, SIDE)
     length = tl.load(lengths + head // N)
-    start = _start(head, L, N, D)
+    start, wide = _start(head, L, N, N * D, D), _start(head, L, N, stride, D)
     biases += _middle(head, N, span, SIDE)
     row_M = row * SIDE + tl.arange(0, SIDE)
-    q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
+    q_MW = _load(query + wide, row_M, length, stride, D, WIDTH)
     total_MW = tl.zeros([SIDE, WIDTH], tl.float32)
     sum_M = tl.zeros([SIDE], tl.float32)
     peak_M = tl.full([SIDE], float("-inf"), tl.float32)
@@ -40,8 +40,8 @@ def forward(
         for step in range(begin, end):
             column = step + tl.where(step < near, 0, gap)
             column_K = column * SIDE + tl.arange(0, SIDE)
-            k_KW = _load(key + start, column_K, length, N * D, D, WIDTH)
-            v_KW = _load(value + start, column_K, length, N * D, D, WIDTH)
+            k_KW = _load(key + wide, column_K, length, stride, D, WIDTH)
+            v_KW = _load(value + wide, column_K, length, stride, D, WIDTH)
             s_MK, bias = _scores(q_MW, k_KW, biases, column - row, span, length - column * SIDE, zone, D, SIDE)
             new_M = tl.maximum(peak_M, tl.max(s_MK, 1) * (D**-0.5 * LOG2E) + bias)
             p_MK = tl.exp2(s_MK * (D**-0.5 * LOG2E) - (new_M - bias)[:, None])
@@ -62,7 +62,7 @@ def forward(
 @triton.jit
 def query_backward(
     query, key, value, biases, lengths, seed, output, log_sum, gradient, mean, query_gradient, partial,
-    L, N, span, dropped, factor,
+    L, N, stride, span, dropped, factor,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
     LEARNS_BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -73,14 +73,14 @@ def query_backward(
     """
     row, head = tl.program_id(0) % tl.cdiv(L, SIDE), tl.program_id(0) // tl.cdiv(L, SIDE)
     length = tl.load(lengths + head // N)
-    start = _start(head, L, N, D)
+    start, wide = _start(head, L, N, N * D, D), _start(head, L, N, stride, D)
     biases += _middle(head, N, span, SIDE)
     width = (2 * span + 1) * 2 * SIDE + 2
     if LEARNS_BIAS:
         partial += tl.program_id(0).to(tl.int64) * width
     place_M = tl.arange(0, SIDE)
     row_M = row * SIDE + place_M
-    q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
+    q_MW = _load(query + wide, row_M, length, stride, D, WIDTH)
     gradient_MW = _load(gradient + start, row_M, length, N * D, D, WIDTH)
     o_MW = _load(output + start, row_M, length, N * D, D, WIDTH)
     mean_M = tl.sum(gradient_MW.to(tl.float32) * o_MW.to(tl.float32), 1)
@@ -94,8 +94,8 @@ def query_backward(
         for step in range(begin, end):
             column = step + tl.where(step < near, 0, gap)
             column_K = column * SIDE + place_M
-            k_KW = _load(key + start, column_K, length, N * D, D, WIDTH)
-            v_KW = _load(value + start, column_K, length, N * D, D, WIDTH)
+            k_KW = _load(key + wide, column_K, length, stride, D, WIDTH)
+            v_KW = _load(value + wide, column_K, length, stride, D, WIDTH)
             s_MK, bias = _scores(q_MW, k_KW, biases, column - row, span, length - column * SIDE, zone, D, SIDE)
             p_MK = tl.exp2(s_MK * (D**-0.5 * LOG2E) - (log_M - bias)[:, None])
             slope_MK = _dot(gradient_MW, tl.trans(v_KW), tl.zeros([SIDE, SIDE], tl.float32))
@@ -115,7 +115,7 @@ def query_backward(
                     upper_M, lower_M = _diagonals(ds_MK, SIDE)
                     tl.store(slot_M, upper_M, mask=column + 0 * place_M <= row + span)
                     tl.store(slot_M + SIDE, lower_M, mask=column + 0 * place_M <= row + span)
-    _store(query_gradient + start, total_MW * D**-0.5, row_M, L, N * D, D, WIDTH)
+    _store(query_gradient + wide, total_MW * D**-0.5, row_M, L, stride, D, WIDTH)
     if LEARNS_BIAS:
         tl.store(partial + width - 2, tl.sum(before_M, 0))
         tl.store(partial + width - 1, tl.sum(after_M, 0))
@@ -124,19 +124,19 @@ def query_backward(
 @triton.jit
 def key_backward(
     query, key, value, biases, lengths, seed, log_sum, gradient, mean, key_gradient, value_gradient,
-    L, N, span, dropped, factor,
+    L, N, stride, span, dropped, factor,
     D: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr, LOCAL: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of one tile of keys and of their values; at padding it writes zeros."""
     column, head = tl.program_id(0) % tl.cdiv(L, SIDE), tl.program_id(0) // tl.cdiv(L, SIDE)
     length = tl.load(lengths + head // N)
-    start = _start(head, L, N, D)
+    start, wide = _start(head, L, N, N * D, D), _start(head, L, N, stride, D)
     biases += _middle(head, N, span, SIDE)
     log_sum += head.to(tl.int64) * L
     mean += head.to(tl.int64) * L
     column_K = column * SIDE + tl.arange(0, SIDE)
-    k_KW = _load(key + start, column_K, length, N * D, D, WIDTH)
-    v_KW = _load(value + start, column_K, length, N * D, D, WIDTH)
+    k_KW = _load(key + wide, column_K, length, stride, D, WIDTH)
+    v_KW = _load(value + wide, column_K, length, stride, D, WIDTH)
     key_total_KW = tl.zeros([SIDE, WIDTH], tl.float32)
     value_total_KW = tl.zeros([SIDE, WIDTH], tl.float32)
     for zone in tl.static_range(2):
@@ -144,7 +144,7 @@ def key_backward(
         for step in range(begin, end):
             row = step + tl.where(step < near, 0, gap)
             row_M = row * SIDE + tl.arange(0, SIDE)
-            q_MW = _load(query + start, row_M, length, N * D, D, WIDTH)
+            q_MW = _load(query + wide, row_M, length, stride, D, WIDTH)
             gradient_MW = _load(gradient + start, row_M, length, N * D, D, WIDTH)
             log_M = tl.load(log_sum + row_M, mask=row_M < L, other=float("inf"))
             mean_M = tl.load(mean + row_M, mask=row_M < L, other=0.0)
@@ -160,8 +160,8 @@ def key_backward(
             value_total_KW = _dot(tl.trans(kept_p_MK.to(gradient_MW.dtype)), gradient_MW, value_total_KW)
             key_total_KW = _dot(tl.trans((p_MK * slope_MK).to(q_MW.dtype)), q_MW, key_total_KW)
     visible_K1 = (column_K < length)[:, None]
-    _store(key_gradient + start, tl.where(visible_K1, key_total_KW * D**-0.5, 0.0), column_K, L, N * D, D, WIDTH)
-    _store(value_gradient + start, tl.where(visible_K1, value_total_KW * factor, 0.0), column_K, L, N * D, D, WIDTH)
+    _store(key_gradient + wide, tl.where(visible_K1, key_total_KW * D**-0.5, 0.0), column_K, L, stride, D, WIDTH)
+    _store(value_gradient + wide, tl.where(visible_K1, value_total_KW * factor, 0.0), column_K, L, stride, D, WIDTH)
 
 
 @triton.jit
@@ -196,9 +196,9 @@ def table_backward(partial, lengths, table_gradient, B, N, tiles, span, S: tl.co
 
 
 @triton.jit
-def _start(head, L, N, D):
-    """Returns the offset of a head's first element in a tensor [B, L, N, D]."""
-    return (head // N).to(tl.int64) * L * N * D + head % N * D
+def _start(head, L, N, stride, D):
+    """Returns the offset of a head's first element in a tensor [B, L, N, D] with so many elements from row to row."""
+    return (head // N).to(tl.int64) * L * stride + head % N * D
 
 
 @triton.jit

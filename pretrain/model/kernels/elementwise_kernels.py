@@ -11,15 +11,15 @@ from pretrain.model.kernels.attention_kernels import kept
 
 @triton.jit
 def column_sums(values, sums, rows, columns, tiles, R: tl.constexpr, C: tl.constexpr):
-    """Writes the sums of columns over this program's tiles of R rows; the last axis of programs counts matrices."""
-    matrix, column_C = tl.program_id(2).to(tl.int64), tl.program_id(1) * C + tl.arange(0, C)
+    """Writes the sums of columns over this program's tiles of R rows."""
+    column_C = tl.program_id(1) * C + tl.arange(0, C)
     total_RC = tl.zeros([R, C], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row_R = tile * R + tl.arange(0, R)
-        place_RC = (matrix * rows + row_R[:, None]) * columns + column_C[None, :]
+        place_RC = row_R[:, None].to(tl.int64) * columns + column_C[None, :]
         inside_RC = (row_R[:, None] < rows) & (column_C[None, :] < columns)
         total_RC += tl.load(values + place_RC, mask=inside_RC, other=0.0).to(tl.float32)
-    place_C = (matrix * tl.num_programs(0) + tl.program_id(0)) * columns + column_C
+    place_C = tl.program_id(0) * columns + column_C
     tl.store(sums + place_C, tl.sum(total_RC, 0).to(sums.dtype.element_ty), mask=column_C < columns)
 
 

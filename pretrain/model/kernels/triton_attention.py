@@ -119,17 +119,18 @@ class _Attend(torch.autograd.Function):
         dropout: float,
         local: bool,
     ) -> Tensor:
-        query_BLND, key_BLND, value_BLND = (
-            part.transpose(1, 2).contiguous() for part in (query_BNLD, key_BNLD, value_BNLD)
-        )
-        B, L, N, D = query_BLND.shape
-        seed, dropped, factor = dropout_of(dropout, query_BLND.device, BITS)
+        parts_BLND = [part.transpose(1, 2) for part in (query_BNLD, key_BNLD, value_BNLD)]
+        B, L, N, D = parts_BLND[0].shape
+        stride = 3 * N * D
+        if any(part.stride() != (L * stride, stride, D, 1) for part in parts_BLND):
+            parts_BLND, stride = [part.contiguous() for part in parts_BLND], N * D
+        seed, dropped, factor = dropout_of(dropout, parts_BLND[0].device, BITS)
         ctx.settings = settings(D, dropped, local)
         ctx.grid = (cdiv(L, ctx.settings["SIDE"]) * B * N,)  # on one axis: another would end at 65,535
-        ctx.sizes = (L, N, tiles_NTMK.shape[1] // 2 - 1, dropped, factor)
-        inputs = (query_BLND, key_BLND, value_BLND, tiles_NTMK, lengths_B, seed)
-        output_BLND = torch.empty_like(query_BLND)
-        log_sum_BNL = query_BLND.new_empty(B, N, L, dtype=torch.float32)
+        ctx.sizes = (L, N, stride, tiles_NTMK.shape[1] // 2 - 1, dropped, factor)
+        inputs = (*parts_BLND, tiles_NTMK, lengths_B, seed)
+        output_BLND = tiles_NTMK.new_empty(B, L, N, D)
+        log_sum_BNL = tiles_NTMK.new_empty(B, N, L, dtype=torch.float32)
         kernels.forward[ctx.grid](*inputs, output_BLND, log_sum_BNL, *ctx.sizes, **ctx.settings)
         ctx.save_for_backward(*inputs, output_BLND, log_sum_BNL)
         return output_BLND.transpose(1, 2)
@@ -138,11 +139,12 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_BNLD: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, output_BLND, log_sum_BNL = ctx.saved_tensors
-        (B, _, N, _), learns_bias = output_BLND.shape, ctx.needs_input_grad[3]
+        (B, L, N, D), (*_, stride, span, _, _), learns_bias = output_BLND.shape, ctx.sizes, ctx.needs_input_grad[3]
         gradient_BLND = gradient_BNLD.transpose(1, 2).contiguous()
-        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(3, *output_BLND.shape)  # for `linears`
+        lie, axis = ((B, L, 3, N, D), 2) if stride > N * D else ((3, B, L, N, D), 0)  # as query, key and value do
+        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(lie).unbind(axis)
         mean_BNL = torch.empty_like(log_sum_BNL)
-        tiles, side, span = ctx.grid[0] // (B * N), ctx.settings["SIDE"], ctx.sizes[2]
+        tiles, side = ctx.grid[0] // (B * N), ctx.settings["SIDE"]
         partial = log_sum_BNL.new_empty(B, N, tiles, (2 * span + 1) * 2 * side + 2) if learns_bias else None
         kernels.query_backward[ctx.grid](
             *(*inputs, output_BLND, log_sum_BNL, gradient_BLND, mean_BNL, query_gradient, partial),

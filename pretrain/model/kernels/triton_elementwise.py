@@ -8,7 +8,7 @@ memory, with the same bits in every run.
   no atomic addition. PyTorch's own sum of columns takes 1.1 to 1.9 times as long (docs/evidence/gpu.md).
 
 The kernels: `elementwise_kernels`. Shape letters: X any leading dimensions, R rows (their product), I inputs, O
-outputs, H hidden size, P programs or layers, M matrices, C columns.
+outputs, H hidden size, P programs, S outputs of several layers, C columns.
 """
 
 from collections.abc import Sequence
@@ -56,11 +56,11 @@ def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) ->
     """Computes `ops.linear`."""
     if bias_O is None or torch.compiler.is_compiling():
         return F.linear(input_XI, weight_OI, bias_O)
-    return _Linear.apply(input_XI, weight_OI, bias_O)
+    return _Linears.apply(input_XI, weight_OI, bias_O)[0]
 
 
 def linears(input_XI: Tensor, layers: Sequence[ops.Linear]) -> tuple[Tensor, ...]:
-    """Computes `ops.linears`: the layers' gradients in 6 launches instead of 14 for three of them."""
+    """Computes `ops.linears`: for three layers, outputs in one launch instead of 3, gradients in 4 instead of 14."""
     if torch.compiler.is_compiling():
         return tuple(F.linear(input_XI, layer.weight, layer.bias) for layer in layers)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
@@ -77,36 +77,38 @@ def norm_residual(
     return _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps)
 
 
-def column_sums(values_MRC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns each matrix's sums of columns, [M, C], added in fp32 and rounded once."""
-    if values_MRC.dtype == torch.float64:
-        return values_MRC.sum(1)
-    if values_MRC.shape[1] > FEW_ROWS:
-        values_MRC = _column_sums(values_MRC, torch.float32, SUM_PROGRAMS, SUM_ROWS, SUM_COLUMNS)
-    return _column_sums(values_MRC, dtype, 1, LAST_ROWS, LAST_COLUMNS).squeeze(1)
+def column_sums(values_RC: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the sums of columns, [C], added in fp32 and rounded once."""
+    if values_RC.dtype == torch.float64:
+        return values_RC.sum(0)
+    if len(values_RC) > FEW_ROWS:
+        values_RC = _column_sums(values_RC, torch.float32, SUM_PROGRAMS, SUM_ROWS, SUM_COLUMNS)
+    return _column_sums(values_RC, dtype, 1, LAST_ROWS, LAST_COLUMNS)[0]
 
 
-def _column_sums(values_MRC: Tensor, dtype: torch.dtype, programs: int, tile_rows: int, tile_columns: int) -> Tensor:
-    M, R, C = values_MRC.shape
-    sums_MPC = values_MRC.new_empty(M, programs, C, dtype=dtype)
-    kernels.column_sums[programs, cdiv(C, tile_columns), M](
-        values_MRC.contiguous(), sums_MPC, R, C, cdiv(R, tile_rows), R=tile_rows, C=tile_columns, num_warps=4
+def _column_sums(values_RC: Tensor, dtype: torch.dtype, programs: int, tile_rows: int, tile_columns: int) -> Tensor:
+    R, C = values_RC.shape
+    sums_PC = values_RC.new_empty(programs, C, dtype=dtype)
+    kernels.column_sums[programs, cdiv(C, tile_columns)](
+        values_RC.contiguous(), sums_PC, R, C, cdiv(R, tile_rows), R=tile_rows, C=tile_columns, num_warps=4
     )
-    return sums_MPC
+    return sums_PC
 
 
-def together(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the parts as one tensor [P, ...]: a view if adjacent in memory, as attention's are, else a copy."""
-    first, size = parts[0], parts[0].numel()
+def together(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Returns the parts joined along an axis: a view if they lie so in memory, else a copy.
+
+    So lie the weights of layers under ZeRO, and the gradients of attention.
+    """
+    first, step = parts[0], parts[0].shape[axis] * parts[0].stride(axis)
     follow = (
-        part.is_contiguous()
+        part.stride() == first.stride()
         and part.untyped_storage()._cdata == first.untyped_storage()._cdata
-        and part.storage_offset() == first.storage_offset() + number * size
+        and part.storage_offset() == first.storage_offset() + number * step
         for number, part in enumerate(parts)
     )
-    return (
-        first.as_strided((len(parts), *first.shape), (size, *first.stride())) if all(follow) else torch.stack([*parts])
-    )
+    shape = [size * len(parts) if axis == number else size for number, size in enumerate(first.shape)]
+    return first.as_strided(shape, first.stride()) if all(follow) else torch.cat([*parts], axis)
 
 
 def tile_of(columns: int, values: int = NORM_TILE) -> dict[str, int]:
@@ -140,49 +142,30 @@ class _GeluLinear(torch.autograd.Function):
         )
         input_gradient_XI = (slope_RO @ weight_OI).view_as(input_XI)
         weight_gradient_OI = slope_RO.T @ input_XI.flatten(0, -2)
-        return input_gradient_XI, weight_gradient_OI, column_sums(partial_PO[None], weight_OI.dtype)[0]
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
-        ctx.save_for_backward(input_XI, weight_OI)
-        return F.linear(input_XI, weight_OI, bias_O)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_XO: Tensor) -> tuple[Tensor | None, ...]:
-        input_XI, weight_OI = ctx.saved_tensors
-        gradient_RO, (of_input, of_weight, of_bias) = gradient_XO.flatten(0, -2), ctx.needs_input_grad
-        return (
-            (gradient_RO @ weight_OI).view_as(input_XI) if of_input else None,
-            gradient_RO.T @ input_XI.flatten(0, -2) if of_weight else None,
-            column_sums(gradient_RO[None], weight_OI.dtype)[0] if of_bias else None,
-        )
+        return input_gradient_XI, weight_gradient_OI, column_sums(partial_PO, weight_OI.dtype)
 
 
 class _Linears(torch.autograd.Function):
+    """Dense layers that share their input, as one: S outputs, or gradients, side by side."""
+
     @staticmethod
     def forward(ctx: Any, input_XI: Tensor, *weights_and_biases: Tensor) -> tuple[Tensor, ...]:
-        count = len(weights_and_biases) // 2
-        ctx.save_for_backward(input_XI, *weights_and_biases[:count])
-        pairs = zip(weights_and_biases[:count], weights_and_biases[count:], strict=True)
-        return tuple(F.linear(input_XI, weight_OI, bias_O) for weight_OI, bias_O in pairs)
+        ctx.count = len(weights_and_biases) // 2
+        weights, biases = weights_and_biases[: ctx.count], weights_and_biases[ctx.count :]
+        ctx.save_for_backward(input_XI, *weights)
+        return F.linear(input_XI, together(weights, 0), together(biases, 0)).chunk(ctx.count, -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients_XO: Tensor) -> tuple[Tensor, ...]:
-        """Computes all weights' gradients in one product, all biases' in one sum of columns, and the input's in one
-        product per layer.
-        """
-        input_XI, *weights = ctx.saved_tensors
-        input_RI = input_XI.flatten(0, -2)
-        gradient_PRO = together([gradient_XO.flatten(0, -2) for gradient_XO in gradients_XO])
-        input_gradient_RI = gradient_PRO[0] @ weights[0]
-        for gradient_RO, weight_OI in zip(gradient_PRO[1:], weights[1:], strict=True):
-            input_gradient_RI.addmm_(gradient_RO, weight_OI)
-        weight_gradient_POI = gradient_PRO.mT.bmm(input_RI.expand(len(weights), -1, -1))
-        return input_gradient_RI.view_as(input_XI), *weight_gradient_POI, *column_sums(gradient_PRO, input_RI.dtype)
+    def backward(ctx: Any, *gradients_XO: Tensor) -> tuple[Tensor | None, ...]:
+        (input_XI, *weights), (of_input, *of_parameters) = ctx.saved_tensors, ctx.needs_input_grad
+        gradient_RS, none = together([each.flatten(0, -2) for each in gradients_XO], 1), [None] * ctx.count
+        of_weights, of_biases = any(of_parameters[: ctx.count]), any(of_parameters[ctx.count :])
+        return (
+            (gradient_RS @ together(weights, 0)).view_as(input_XI) if of_input else None,
+            *((gradient_RS.T @ input_XI.flatten(0, -2)).chunk(ctx.count) if of_weights else none),
+            *(column_sums(gradient_RS, input_XI.dtype).chunk(ctx.count) if of_biases else none),
+        )
 
 
 class _NormResidual(torch.autograd.Function):
@@ -234,7 +217,7 @@ class _NormResidual(torch.autograd.Function):
             **tile,
             DROPOUT=drops,
         )
-        weight_gradient_H, bias_gradient_H = column_sums(partial_P2H.flatten(1)[None], weight_H.dtype).view(2, H)
+        weight_gradient_H, bias_gradient_H = column_sums(partial_P2H.flatten(1), weight_H.dtype).view(2, H)
         _, of_residual, _, _, of_bias, _ = ctx.needs_input_grad
         return (
             values_gradient_RH.view(ctx.shape),

@@ -132,6 +132,19 @@ def test_output_and_gradients_are_those_of_float64(case: Case, dtype: torch.dtyp
     assert_close(in_triton(given), by_hand(given), EXACT[dtype])
 
 
+def test_query_key_and_value_side_by_side_have_the_same_bits_and_gradients_side_by_side() -> None:
+    """As `linears` gives them, and takes their gradients without a copy."""
+    given = example(Case(2, 70, 32, 10, (70, 33)), FULL)
+    beside_BL3ND = torch.stack([part.detach().transpose(1, 2) for part in given[:3]], 2).requires_grad_()
+    query, key, value = parts = [part.transpose(1, 2) for part in beside_BL3ND.unbind(2)]
+    bias = attention_bias(given.visible_BL, given.relative, given.reach, given.query.shape[-1], given.query.dtype)
+    output = bias.attend(query, key, value, 0.0)
+    gradients = torch.autograd.grad(output, (*parts, given.bias_XN), given.gradient)
+    assert all(torch.equal(ours, apart) for ours, apart in zip((output, *gradients), in_triton(given), strict=True))
+    places = [part.storage_offset() for part in gradients[:3]]
+    assert [part.stride() for part in gradients[:3]] == [part.stride() for part in parts] and places == [0, 64, 128]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
 @pytest.mark.parametrize("length", [512, 1024, 2048])

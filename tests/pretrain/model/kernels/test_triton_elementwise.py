@@ -165,11 +165,11 @@ def test_dropout_follows_pytorchs_seed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(3, 7, 40), (2, 1100, 130), (1, 4200, 1)], ids=str)
-def test_sums_of_columns_are_those_of_float64_rounded_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [(7, 40), (1100, 130), (4200, 1)], ids=str)
+def test_sums_of_columns_are_those_of_float64_rounded_once(shape: tuple[int, int], dtype: torch.dtype) -> None:
     (values,) = leaves(shape, dtype=dtype)
-    exact = values.detach().double().sum(1)
-    spacing = torch.finfo(dtype).eps * exact.abs() + 1e-6 * shape[1] ** 0.5
+    exact = values.detach().double().sum(0)
+    spacing = torch.finfo(dtype).eps * exact.abs() + 1e-6 * len(values) ** 0.5
     assert ((column_sums(values.detach(), dtype).double() - exact).abs() <= spacing).all()
 
 
