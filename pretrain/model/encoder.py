@@ -86,8 +86,7 @@ class ResidualOutput(nn.Module):
         self.dropout = config.hidden_dropout_prob
 
     def forward(self, x_TX: Tensor, residual_TH: Tensor) -> Tensor:
-        _, normal_TH = self.LayerNorm(self.dense(x_TX), residual_TH, self.dropout)
-        return normal_TH
+        return ops.residual_output(x_TX, self.dense, residual_TH, self.dropout, self.LayerNorm)
 
 
 class TokenEmbeddings(nn.Module):

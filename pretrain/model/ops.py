@@ -101,6 +101,13 @@ def norm_residual(
     return total_XH, layer_norm(total_XH, weight_H, bias_H, eps)
 
 
+def residual_output(
+    input_XI: Tensor, dense: "Linear", residual_XH: Tensor, p: float, norm: "ResidualLayerNorm"
+) -> Tensor:
+    """Returns LayerNorm(residual + dropout(dense(x))), [X, H]."""
+    return norm(dense(input_XI), residual_XH, p)[1]
+
+
 def rotary_heads(values_BLX: Tensor, rotation_2LD: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, key and value, side by side in X = 3 N D, each [B, N, L, D]; query and key rotated.
 

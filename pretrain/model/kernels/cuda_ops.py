@@ -9,7 +9,8 @@ from pretrain.model import ops
 LEAST_CAPABILITY = (8, 0)
 LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a block of threads needs for every kernel to start; all GPUs since the A100 have them."""
-PLAIN_LINEARS, PLAIN_SOFTMAX = ops.linears, ops.softmax
+PLAIN = {name: getattr(ops, name) for name in ("linears", "residual_output", "softmax")}
+"""Operations whose Triton form uses weights outside the weights' own modules."""
 FUSED = (ops.gated_gelu, ops.rotary_heads)
 """Operations for `torch.compile`. They add along no dimension, so that no order of sums is the compiler's choice."""
 
@@ -20,20 +21,24 @@ def use(
     """Replaces the functions of `ops` in this process by Triton's, if a GPU of this compute capability and with so much
     shared memory per block can run them and Triton is installed.
 
-    With `partitioned` weights (ZeRO stage 3), functions that use weights outside the weights' own modules are not
-    replaced: a weight exists only while its module runs. If `few_shapes`, `torch.compile` fuses others, and compiles
-    each shape by itself.
+    With `partitioned` weights (ZeRO stage 3), those of `PLAIN` stay: a weight exists only while its module runs. If
+    `few_shapes`, `torch.compile` fuses others, and compiles each shape by itself.
     """
     if capability < LEAST_CAPABILITY or shared < LEAST_SHARED or find_spec("triton") is None:
         return
     from pretrain.model.kernels.triton_attention import attention_bias
-    from pretrain.model.kernels.triton_elementwise import gelu_linear, layer_norm, linear, linears, norm_residual
+    from pretrain.model.kernels.triton_elementwise import (
+        gelu_linear,
+        layer_norm,
+        linear,
+        linears,
+        norm_residual,
+        residual_output,
+    )
     from pretrain.model.kernels.triton_vocabulary import softmax
 
-    for form in (attention_bias, gelu_linear, layer_norm, linear, norm_residual):
-        setattr(ops, form.__name__, form)
-    ops.linears = PLAIN_LINEARS if partitioned else linears
-    ops.softmax = PLAIN_SOFTMAX if partitioned else softmax
+    forms = (attention_bias, gelu_linear, layer_norm, linear, linears, norm_residual, residual_output, softmax)
+    ops.__dict__.update({form.__name__: form for form in forms} | (PLAIN if partitioned else {}))
     if few_shapes:
         torch._dynamo.config.recompile_limit = 64  # a run has about ten shapes
         for plain in FUSED:

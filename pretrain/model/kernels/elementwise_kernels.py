@@ -83,7 +83,8 @@ def norm_backward(
     rows, columns, tiles, dropped, factor,
     R: tl.constexpr, C: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradients of residual and values, and those of weight and bias, summed over this program's tiles.
+    """Writes the gradients of residual and values, and of weight, bias, and a bias in the values, summed over this
+    program's tiles.
 
     Without dropout, values and residual have the same gradient, which is written once. `total_gradient` is what the sum
     gets beside its LayerNorm's, if anything.
@@ -92,6 +93,7 @@ def norm_backward(
     weight_C = tl.load(weight + column_C, mask=column_C < columns, other=0.0).to(tl.float32)
     weight_sum_C = tl.zeros([C], tl.float32)
     bias_sum_C = tl.zeros([C], tl.float32)
+    values_sum_C = tl.zeros([C], tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row_R = tile * R + tl.arange(0, R)
         inside_RC = (row_R[:, None] < rows) & (column_C[None, :] < columns)
@@ -113,6 +115,8 @@ def norm_backward(
         if DROPOUT:
             gradient_RC = tl.where(kept(seed, 0, row_R, 0, C, dropped), gradient_RC * factor, 0.0)
             tl.store(values_gradient + place_RC, gradient_RC.to(values_gradient.dtype.element_ty), mask=inside_RC)
-    partial += tl.program_id(0) * 2 * columns
+        values_sum_C += tl.sum(gradient_RC, 0)
+    partial += tl.program_id(0) * 3 * columns
     tl.store(partial + column_C, weight_sum_C, mask=column_C < columns)
     tl.store(partial + columns + column_C, bias_sum_C, mask=column_C < columns)
+    tl.store(partial + 2 * columns + column_C, values_sum_C, mask=column_C < columns)

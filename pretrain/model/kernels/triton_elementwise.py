@@ -3,7 +3,8 @@ memory, with the same bits in every run.
 
 - GELU's backward also sums the gradient of the bias that was added before it.
 - Dropout, residual and LayerNorm are one pass forward and one backward. For the backward they keep the sum, and each
-  row's mean and inverse standard deviation; it draws dropout again, 16 bits per value.
+  row's mean and inverse standard deviation; it draws dropout again, 16 bits per value. It also sums the gradient of the
+  bias that the values have from their dense layer.
 - The gradients of weights and biases are added in fp32: first by a fixed number of programs, then their sums. There is
   no atomic addition. PyTorch's own sum of columns takes 1.1 to 1.9 times as long (docs/evidence/gpu.md).
 
@@ -49,7 +50,7 @@ def layer_norm(input_XH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: f
     """Computes `ops.layer_norm`."""
     if input_XH.dtype == torch.float64 or torch.compiler.is_compiling():
         return F.layer_norm(input_XH, weight_H.shape, weight_H, bias_H, eps)
-    return _NormResidual.apply(input_XH, None, 0.0, weight_H, bias_H, eps)
+    return _NormResidual.apply(input_XH, None, 0.0, weight_H, bias_H, eps, None)
 
 
 def linear(input_XI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -74,7 +75,17 @@ def norm_residual(
     if values_XH.dtype == torch.float64 or torch.compiler.is_compiling():
         total_XH = residual_XH + F.dropout(values_XH, p)
         return total_XH, F.layer_norm(total_XH, weight_H.shape, weight_H, bias_H, eps)
-    return _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps)
+    return _NormResidual.apply(values_XH, residual_XH, p, weight_H, bias_H, eps, None)
+
+
+def residual_output(
+    input_XI: Tensor, dense: ops.Linear, residual_XH: Tensor, p: float, norm: ops.ResidualLayerNorm
+) -> Tensor:
+    """Computes `ops.residual_output`: LayerNorm's backward also sums the gradient of the dense layer's bias."""
+    if input_XI.dtype == torch.float64 or torch.compiler.is_compiling():
+        return norm(dense(input_XI), residual_XH, p)[1]
+    values_XH, p = linear(input_XI, dense.weight, dense.bias.detach()), p if norm.training else 0.0
+    return _NormResidual.apply(values_XH, residual_XH, p, norm.weight, norm.bias, norm.eps, dense.bias)[1]
 
 
 def column_sums(values_RC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -169,7 +180,9 @@ class _Linears(torch.autograd.Function):
 
 
 class _NormResidual(torch.autograd.Function):
-    """The sum residual + dropout(values), and its LayerNorm; without residual LayerNorm(values) alone."""
+    """The sum residual + dropout(values), and its LayerNorm; without residual LayerNorm(values) alone. A bias that is
+    already in `values` can get its gradient here.
+    """
 
     @staticmethod
     def forward(
@@ -180,6 +193,7 @@ class _NormResidual(torch.autograd.Function):
         weight_H: Tensor,
         bias_H: Tensor | None,
         eps: float,
+        values_bias_H: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         values_RH = values_XH.flatten(0, -2).contiguous()
         residual_RH = None if residual_XH is None else residual_XH.flatten(0, -2).contiguous()
@@ -210,20 +224,21 @@ class _NormResidual(torch.autograd.Function):
         tiles = cdiv(R, tile["R"])
         residual_gradient_RH = torch.empty_like(total_RH)
         values_gradient_RH = torch.empty_like(total_RH) if drops else residual_gradient_RH
-        partial_P2H = mean_R.new_empty(min(PROGRAMS, tiles), 2, H)
-        kernels.norm_backward[(len(partial_P2H),)](
+        partial_P3H = mean_R.new_empty(min(PROGRAMS, tiles), 3, H)
+        kernels.norm_backward[(len(partial_P3H),)](
             *(of_total_RH, gradient_RH, total_RH, weight_H, seed, mean_R, inverse_R),
-            *(values_gradient_RH, residual_gradient_RH, partial_P2H, R, H, tiles, *ctx.dropout),
+            *(values_gradient_RH, residual_gradient_RH, partial_P3H, R, H, tiles, *ctx.dropout),
             **tile,
             DROPOUT=drops,
         )
-        weight_gradient_H, bias_gradient_H = column_sums(partial_P2H.flatten(1), weight_H.dtype).view(2, H)
-        _, of_residual, _, _, of_bias, _ = ctx.needs_input_grad
+        gradient_3H = column_sums(partial_P3H.flatten(1), weight_H.dtype).view(3, H)
+        _, of_residual, _, _, of_bias, _, of_values_bias = ctx.needs_input_grad
         return (
             values_gradient_RH.view(ctx.shape),
             residual_gradient_RH.view(ctx.shape) if of_residual else None,
             None,
-            weight_gradient_H,
-            bias_gradient_H if of_bias else None,
+            gradient_3H[0],
+            gradient_3H[1] if of_bias else None,
             None,
+            gradient_3H[2] if of_values_bias else None,
         )

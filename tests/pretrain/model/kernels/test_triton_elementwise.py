@@ -103,6 +103,25 @@ def test_a_sum_and_its_layer_norm_without_a_bias_both_pass_their_gradients_on_an
     assert_close(results(ours + 3 * normal, given), by_hand, 2 * EXACT[dtype])
 
 
+@pytest.mark.parametrize("learns", [True, False], ids=["bias", "fixed bias"])
+@pytest.mark.parametrize(("p", "dtype"), [(0.25, torch.float32), (0.0, torch.float16), (0.25, torch.bfloat16)], ids=str)
+def test_an_output_layer_has_the_gradients_of_float64(p: float, dtype: torch.dtype, learns: bool) -> None:
+    dense, norm = ops.Linear(24, 48), ops.ResidualLayerNorm(48)
+    for parameter in (*dense.parameters(), *norm.parameters()):
+        parameter.data = torch.randn_like(parameter).to(dtype)
+    dense.bias.requires_grad_(learns)
+    x, residual = leaves((3, 5, 24), (3, 5, 48), dtype=dtype)
+    given = tuple(
+        leaf for leaf in (x, residual, dense.weight, norm.weight, norm.bias, dense.bias) if leaf.requires_grad
+    )
+    factor = kept((15, 48), p).view(3, 5, 48)
+    ours = results(triton_elementwise.residual_output(x, dense, residual, p, norm), given)
+    x, residual, weight, scale, shift, bias = exact = in_float64((*given[:5], dense.bias))
+    total = residual + F.linear(x, weight, bias) * factor
+    by_hand = results(F.layer_norm(total, scale.shape, scale, shift, norm.eps), exact[: len(given)])
+    assert_close(ours, by_hand, 3 * EXACT[dtype])
+
+
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
