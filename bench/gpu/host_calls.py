@@ -85,20 +85,24 @@ class Calls(TorchDispatchMode):
 
 
 def main(options: CallOptions) -> None:
-    run, batch = preset(options.preset), random_batch(options.batch_size, options.seq_length)
+    run, batch = preset(options.preset), random_batch(options.batch_size, options.seq_length).to(META)
     rest = calls_of_update(run)
-    rows = [forward_and_backward(run, batch, each).row(name, rest) for name, each in CAPABILITIES.items()]
-    rows += replays(run)
-    print("\n".join(markdown_table(["operations", *COLUMNS], rows)))
+    eager = (forward_and_backward(run, batch, each).row(name, rest) for name, each in CAPABILITIES.items())
+    print("\n".join(markdown_table(["operations", *COLUMNS], [*eager, *replays(run)])))
 
 
 def forward_and_backward(run: RunConfig, batch: Batch, capability: tuple[int, int]) -> Calls:
     """Counts eager calls, with the operations that a GPU of this compute capability runs."""
-    model, there = fresh_model(run).to(META, torch.bfloat16), batch.to(META)
+    model = fresh_model(run).to(META, torch.bfloat16)
+    for matrices in (True, False):  # side by side, as under ZeRO
+        own = [parameter for parameter in model.parameters() if (parameter.dim() > 1) == matrices]
+        parts = torch.cat([each.detach().flatten() for each in own]).split([*map(Tensor.numel, own)])
+        for parameter, part in zip(own, parts, strict=True):
+            parameter.data = part.view_as(parameter)
     with Plainly():
         cuda_ops.use(capability)
         with Calls() as calls:
-            model(there).loss.backward()
+            model(batch).loss.backward()
     return calls
 
 
@@ -106,10 +110,9 @@ def replays(run: RunConfig) -> Iterator[list[str]]:
     """Counts calls when forward and backward are graphs, which are captured as nothing, and in a step that reports."""
     engine = new_engine(fresh_model(run), run, CONFIGS / "zero1_bf16.json", 1, start_processes())
     batch = random_batch(1, 16).to(engine.device, counts=True)
-    nothing: dict[str, Any] = {"captured": lambda *_: nullcontext(), "warm_up": lambda work, times: None}
     with (
         Plainly(),
-        patch.multiple(graphs, **nothing),
+        patch.multiple(graphs, captured=lambda *_: nullcontext(), warm_up=lambda work, times: None),
         patch.multiple(torch.cuda, CUDAGraph=Mock, graph_pool_handle=Mock()),
     ):
         graphs.replay_micro_batches(engine, batch, MetricTotals(engine.device).add)
@@ -135,8 +138,9 @@ def calls_of_update(run: RunConfig) -> int:
     setattr(deepspeed_patches, squared_norm.__name__, norm_on_a_gpu)
     with Plainly():
         engine_step(engine, batch)  # the first update makes buffers
-        whole = operations(partial(engine_step, engine, batch))
-        return whole - operations(lambda: engine.module(batch).loss.backward())
+        return operations(partial(engine_step, engine, batch)) - operations(
+            lambda: engine.module(batch).loss.backward()
+        )
 
 
 if __name__ == "__main__":
