@@ -170,7 +170,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
+def counted(count: float, noun: str, plural: str = "") -> str:
     """Returns a count with its noun, in the plural unless it is 1: `1 shard`, `2,000 shards`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 

@@ -50,9 +50,9 @@ _UNITS = (("year", 365 * DAY), ("month", 30 * DAY), ("day", DAY), ("hour", 3600)
 
 
 def about(seconds: float) -> str:
-    """Returns a forecast in one unit: `about 9 minutes`."""
+    """Returns a forecast in one unit, to at least two digits: `about 4.6 minutes`."""
     unit, size = next((unit, size) for unit, size in _UNITS if seconds >= 2 * size or size == 1)
-    return f"about {counted(max(1, round(seconds / size)), unit)}"
+    return f"about {counted(max(1, round(seconds / size, 1 if seconds < 10 * size else None)), unit)}"
 
 
 def duration(seconds: float) -> str:

@@ -15,6 +15,21 @@ def test_durations_are_hours_minutes_and_seconds_or_days(seconds: float, text: s
     assert progress.duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.3, "1 second"),
+        (90, "90 seconds"),
+        (149, "2.5 minutes"),
+        (276, "4.6 minutes"),
+        (1_980, "33 minutes"),
+        (40_000, "11 hours"),
+    ],
+)
+def test_forecasts_have_one_unit_and_two_digits(seconds: float, text: str) -> None:
+    assert progress.about(seconds) == f"about {text}"
+
+
 def test_a_log_gets_plain_lines_with_percentage_speed_and_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from electra_sampler.foundation.progress import about
 from electra_sampler.quickstart.run import (
     FEWEST_STEPS,
     MOST_STEPS,
@@ -69,10 +70,8 @@ def test_as_many_steps_are_trained_as_fit_into_four_minutes_within_bounds() -> N
 
 def test_the_forecast_names_the_steps_and_scales_the_other_stages_with_the_root_of_a_step() -> None:
     line = forecast("this core in fp32", 4 * STEP_SECONDS, 800)
-    minutes = round((4 * 800 * STEP_SECONDS + 2 * sum(SECONDS.values())) / 60)
-    assert line.startswith(
-        f"about {minutes} minutes on this core in fp32: about 10 minutes for 800 steps of pre-training"
-    )
+    whole, training = about(4 * 800 * STEP_SECONDS + 2 * sum(SECONDS.values())), about(4 * 800 * STEP_SECONDS)
+    assert line.startswith(f"{whole} on this core in fp32: {training} for 800 steps of pre-training; ")
     assert f"; seconds of the other stages: corpus {2 * SECONDS['corpus']}, " in line
 
 

@@ -153,7 +153,7 @@ def test_only_a_run_of_months_counts_as_too_long(shards_folder: Path, tmp_path: 
     day = plan.sizes.flops * tokens / 86_400
     assert list(too_long(plan, GPU._replace(flops=day / 40))) == []
     (found,) = too_long(plan, GPU._replace(flops=day / 800))
-    assert found.startswith("optim.steps: the run would take about 2 years on 1 V100")
+    assert found.startswith("optim.steps: the run would take about 2.4 years on 1 V100")
     assert list(too_long(plan, GPU._replace(flops=day / 800), steps=plan.run.optim.steps // 20)) == []
 
 
