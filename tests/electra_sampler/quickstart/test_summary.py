@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from electra_sampler.quickstart.summary import median_score, read_results, show, table
-from finetune.config import GlueConfig
-from finetune.running.records import RunIdentity, RunRecord, append_record
+from finetune.running.records import append_record
+from tests.finetune.conftest import make_record
 
 
 def losses(step: int, discriminator_loss: float) -> dict[str, float]:
@@ -66,8 +66,7 @@ def test_each_demand_can_fail(changes: dict[str, Any], name: str) -> None:
 
 
 def test_the_table_shows_every_demand_and_every_failure() -> None:
-    text = show(table(**changed(auc_all=0.5)))
-    line = next(line for line in text.splitlines() if "AUC" in line)
+    line = next(line for line in show(table(**changed(auc_all=0.5))).splitlines() if "AUC" in line)
     assert line.split() == ["detection", "AUC", "0.500", "at", "least", "0.65", "FAILED"]
 
 
@@ -76,30 +75,12 @@ def test_an_undefined_correlation_is_shown_as_a_dash() -> None:
     assert line.endswith("-")
 
 
-def record(seed: int, score: float, random_weights: bool) -> RunRecord:
-    settings = GlueConfig(learning_rate=1e-3, epochs=1, batch_size=8, weight_decay=0, max_length=16)
-    return RunRecord(
-        run=RunIdentity(
-            task="CoLA", seed=seed, model_sha256="", random_weights=random_weights, data_sha256="", settings=settings
-        ),
-        model="exported",
-        model_size="small",
-        train_examples=10,
-        last={"dev": {"matthews": score}},
-        best={"dev": {"matthews": 1.0}},
-        train_losses=(0.5,),
-        collapsed=None,
-        seconds=1.0,
-        precision="fp32",
-        world_size=1,
-    )
-
-
 @pytest.fixture
 def glue(tmp_path: Path) -> Path:
     for seed, score in enumerate((0.1, 0.5, 0.4)):
-        append_record(tmp_path / "glue" / "results.jsonl", record(seed, score, random_weights=False))
-        append_record(tmp_path / "glue" / "results.jsonl", record(seed, score / 10, random_weights=True))
+        given: dict[str, Any] = {"seed": seed, "best": {"dev": {"matthews": 1.0}}}
+        append_record(tmp_path / "glue" / "results.jsonl", make_record(score, **given))
+        append_record(tmp_path / "glue" / "results.jsonl", make_record(score / 10, random_weights=True, **given))
     return tmp_path / "glue"
 
 
