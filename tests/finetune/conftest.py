@@ -29,6 +29,7 @@ from pretrain.engine.checkpoint import EngineState, save
 from pretrain.export import ExportOptions
 from pretrain.export import main as export
 from pretrain.huggingface.stored import Sampling
+from pretrain.job.processes import World, start_processes
 from pretrain.model.encoder import ElectraEncoder
 from pretrain.model.sizes import EncoderConfig
 from pretrain.presets import PRESETS, with_objective
@@ -42,6 +43,11 @@ FP32 = REPOSITORY / "ds_configs" / "zero0_fp32.json"
 WORDS = [f"word{i}" for i in range(40)]
 SIGNAL = ("good", "bad")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return start_processes()
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +127,14 @@ def pretrained_model(shared_data: Path, tmp_path_factory: pytest.TempPathFactory
     assert done.returncode == 0, done.stdout + done.stderr
     export(ExportOptions(run=folder / "run", out=folder / "model"))
     return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(shared_data: Path) -> Any:
+    """BERT's."""
+    from transformers import BertTokenizerFast
+
+    return BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
 
 
 def tagged_text(count: int, seed: int) -> str:

@@ -41,11 +41,6 @@ SCRIPT = "tests/finetune/running/test_train.py"
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return start_processes()
-
-
-@pytest.fixture(scope="module")
 def job(stock_model: Path, cola_folder: Path) -> GlueJob:
     return read_job(stock_model, cola_folder)
 

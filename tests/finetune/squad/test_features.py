@@ -57,11 +57,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> BertTokenizerFast:
     return BertTokenizerFast(vocab=str(path))
 
 
-@pytest.fixture(scope="module")
-def real_tokenizer(shared_data: Path) -> BertTokenizerFast:
-    return BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
-
-
 def short(**changes: int | str) -> SquadConfig:
     return settings_for(SquadConfig, "SQuAD 2.0", 32, 512, {"max_length": 20, "max_question": 6, "stride": 4} | changes)
 

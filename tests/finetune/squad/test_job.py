@@ -21,17 +21,12 @@ from finetune.squad.job import SquadJob, best_spans, make_job, merge
 from finetune.squad.metrics import evaluate, evaluate_squad1
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
-from pretrain.job.processes import World, start_processes
+from pretrain.job.processes import World
 from pretrain.model.encoder import Encoder
 from tests.deepspeed_values import values_of
 from tests.finetune.conftest import FP32, small_encoder
 
 BY_HEART = {"dropout": 0.0, "attention_dropout": 0.0, "layer_decay": 1.0, "batch_size": 16}
-
-
-@pytest.fixture(scope="module")
-def world() -> World:
-    return start_processes()
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +67,16 @@ def test_a_tiny_model_memorizes_sixteen_questions(
 
 
 @pytest.mark.long
-def test_a_tiny_model_memorizes_fifty_real_questions(shared_data: Path, world: World) -> None:
+def test_a_tiny_model_memorizes_fifty_real_questions(
+    shared_data: Path, real_tokenizer: BertTokenizerFast, world: World
+) -> None:
     file = read_squad(shared_data / "squad" / "article_split" / "train-v2.0.json")
     few = SquadFile(file.paragraphs, file.questions[:50])
-    tokenizer = BertTokenizerFast(vocab=str(shared_data / "vocab" / "vocab.txt"))
     settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, BY_HEART | {"epochs": 60, "learning_rate": 1e-3})
-    job = make_job(VERSIONS["2.0"], SquadData(few, few), tokenizer, settings)
+    job = make_job(VERSIONS["2.0"], SquadData(few, few), real_tokenizer, settings)
     assert len(job.train.targets) > 2 * job.train_examples == 100  # several windows per question
     sizes = {"embedding_size": 64, "hidden_size": 64, "intermediate_size": 256, "max_position_embeddings": 128}
-    encoder = small_encoder(vocab_size=len(tokenizer), **sizes)
+    encoder = small_encoder(vocab_size=len(real_tokenizer), **sizes)
     scores = job.evaluate(learn(job, encoder, world).engine.module, world).metrics["dev"]
     assert scores["exact"] > 0.9, scores
 

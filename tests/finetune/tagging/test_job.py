@@ -33,15 +33,23 @@ from tests.finetune.conftest import FP32
 SETTINGS = settings_for(TaggingConfig, "NER", 32, 32, {"batch_size": 8, "max_length": 8})
 
 
+@pytest.fixture(scope="module")
+def data(tagging_folder: Path) -> TaggingData:
+    return load_tagging(TASKS["NER"], tagging_folder, test=True)
+
+
+@pytest.fixture(scope="module")
+def job(data: TaggingData, stock_model: Path) -> TaggingJob:
+    return make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
+
+
 def make_run(stock_model: Path, job: TaggingJob) -> Run:
     made = Run(read_stored(stock_model).encoder(), job, SETTINGS, 1, FP32, start_processes())
     made.engine.module.eval()
     return made
 
 
-def test_the_losses_of_all_features_have_the_mean_of_the_loss_per_word(stock_model: Path, tagging_folder: Path) -> None:
-    data = load_tagging(TASKS["NER"], tagging_folder)
-    job = make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
+def test_the_losses_of_all_features_have_the_mean_of_the_loss_per_word(data: TaggingData, job: TaggingJob) -> None:
     size = len(job.train.targets)
     assert size > len(data.train)  # some sentences are cut
     batch = collate(job.train, range(size), 0, torch.device("cpu"))
@@ -53,10 +61,8 @@ def test_the_losses_of_all_features_have_the_mean_of_the_loss_per_word(stock_mod
 
 
 def test_the_scores_are_seqevals_of_the_written_predictions_which_hold_every_word(
-    stock_model: Path, tagging_folder: Path
+    data: TaggingData, job: TaggingJob, stock_model: Path
 ) -> None:
-    data = load_tagging(TASKS["NER"], tagging_folder, test=True)
-    job = make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
     engine = make_run(stock_model, job).engine
     torch.nn.init.normal_(
         engine.module.get_parameter("head.weight"), generator=torch.manual_seed(0)
@@ -86,9 +92,7 @@ def test_words_without_pieces_count_as_the_most_frequent_label_and_are_reported(
     assert (rows[0], rows[3]) == ("\u200d\tB-loc\tO", "\u200d\tO\tO")
 
 
-def test_a_model_that_gives_every_word_one_label_has_collapsed(stock_model: Path, tagging_folder: Path) -> None:
-    data = load_tagging(TASKS["NER"], tagging_folder)
-    job = make_job(TASKS["NER"], data, load_tokenizer(stock_model), SETTINGS)
+def test_a_model_that_gives_every_word_one_label_has_collapsed(job: TaggingJob, stock_model: Path) -> None:
     engine = make_run(stock_model, job).engine
     torch.nn.init.zeros_(engine.module.get_parameter("head.weight"))
     assert job.evaluate(engine.module, engine.world).constant
