@@ -79,14 +79,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def interrupts_are_not_ignored() -> Iterator[None]:
-    """Restores the handling of interrupts, which shells disable for background commands."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.launch}: {row.signal.name} to {row.target}")
 def test_a_signal_has_the_documented_effect(row: Row, two_hosts: TwoHosts, slurm: Slurm, tmp_path: Path) -> None:
