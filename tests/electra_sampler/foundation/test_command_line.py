@@ -79,47 +79,60 @@ def parse(options: type[Given], *arguments: str) -> Given:
     return parse_options(options, "Does something.\n\nAt length.", arguments)
 
 
-def test_no_arguments_give_the_defaults() -> None:
-    assert parse(Options) == Options()
-
-
-def test_every_kind_of_option_is_read_with_its_type() -> None:
-    arguments = "--steps 3 --ngram .5 .3 .2 --mode slow --vocab v --dry_run --secret 1"
-    options = parse(Options, *arguments.split())
-    assert options == Options(
-        steps=3,
-        ngram=(0.5, 0.3, 0.2),
-        mode="slow",
-        vocab=Path("v"),
-        dry_run=True,
-        secret=1,
-    )
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        pytest.param("", Options(), id="defaults"),
+        pytest.param(
+            "--steps 3 --ngram .5 .3 .2 --mode slow --vocab v --dry_run --secret 1",
+            Options(steps=3, ngram=(0.5, 0.3, 0.2), mode="slow", vocab=Path("v"), dry_run=True, secret=1),
+            id="every kind",
+        ),
+    ],
+)
+def test_an_option_has_its_default_or_is_read_with_its_type(arguments: str, options: Options) -> None:
+    assert parse(Options, *arguments.split()) == options
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--stpes", "3"], "--stpes: unknown option; did you mean '--steps'?; see --help"),
-        (["--step", "3"], "--step: unknown option; "),  # no abbreviations: they break when an option is added
-        (["--Mode=fast", "--x"], "--Mode: unknown option; did you mean '--mode'?; --x: unknown option; see --help"),
-        (["--steps", "many"], "steps: got 'many'"),
-        (["--mode", "fats"], "'fast' or 'slow'; did you mean 'fast'?"),
-        (["--mode", "medium"], "'fast' or 'slow'"),
-        (["--ngram", "1", "0"], "--ngram"),
+        ("--stpes 3", "--stpes: unknown option; did you mean '--steps'?; see --help"),
+        ("--step 3", "--step: unknown option; "),  # no abbreviations: they break when an option is added
+        ("--Mode=fast --x", "--Mode: unknown option; did you mean '--mode'?; --x: unknown option; see --help"),
+        ("--steps many", "steps: got 'many'"),
+        ("--mode fats", "'fast' or 'slow'; did you mean 'fast'?"),
+        ("--mode medium", "'fast' or 'slow'"),
+        ("--ngram 1 0", "--ngram"),
+        ("--steps 3 --steps 4", "steps: got '3' and '4', expected --steps only once; remove one"),
+        ("--steps=3 --steps=3", "steps: got '3' and '3', expected --steps only once"),
+        ("--ngram 1 0 0 --ngram 0 1 0", "ngram: got ['1', '0', '0'] and ['0', '1', '0'], expected --ngram only once"),
+        ("--dry_run --mode fast --dry_run", "dry_run: got True and True, expected --dry_run only once"),
+        ("--secret 1 --secret 2", "secret: got '1' and '2'"),
     ],
 )
-def test_a_wrong_argument_is_one_problem_that_names_it_and_the_nearest_known_name(
-    arguments: list[str], problem: str
+def test_an_argument_that_is_wrong_or_given_twice_is_one_problem_that_names_it_and_the_nearest_known_name(
+    arguments: str, problem: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(Options, *arguments)
+        parse(Options, *arguments.split())
     assert len(caught.value.problems) == 1
     assert problem in caught.value.problems[0]
 
 
-def test_an_unknown_option_is_named_before_one_that_is_missing() -> None:
-    with pytest.raises(ConfigError, match=r"^--modle: unknown option; did you mean '--model'\?"):
-        parse(Needs, "run", "--modle", "m")
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("run", "required.*--model"),
+        ("--model m", "required.*runs"),
+        ("run --modle m", r"^--modle: unknown option; did you mean '--model'\?"),
+    ],
+)
+def test_an_option_without_default_is_required_and_an_unknown_one_is_named_before_it(
+    arguments: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse(Needs, *arguments.split())
 
 
 @pytest.mark.parametrize(("arguments", "second"), [("a b --model m", "b"), ("--model m -- a --b", "--b")])
@@ -133,28 +146,6 @@ def test_a_repeated_list_option_is_concatenated_and_replaces_the_default() -> No
     options = parse(Several, "--data", "a", "b", "--seeds", "3", "--data", "c", "--seeds", "4")
     assert options == Several(seeds=(3, 4), data=(Path("a"), Path("b"), Path("c")))
     assert parse(Several, "--data", "a").seeds == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("twice", "problem"),
-    [
-        ("--steps 3 --steps 4", "steps: got '3' and '4', expected --steps only once; remove one"),
-        ("--steps=3 --steps=3", "steps: got '3' and '3', expected --steps only once"),
-        ("--ngram 1 0 0 --ngram 0 1 0", "ngram: got ['1', '0', '0'] and ['0', '1', '0'], expected --ngram only once"),
-        ("--dry_run --mode fast --dry_run", "dry_run: got True and True, expected --dry_run only once"),
-        ("--secret 1 --secret 2", "secret: got '1' and '2'"),
-    ],
-)
-def test_any_other_option_given_twice_is_refused(twice: str, problem: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(Options, *twice.split())
-    assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize(("arguments", "named"), [(["run"], "--model"), (["--model", "m"], "runs")])
-def test_an_option_without_default_is_required(arguments: list[str], named: str) -> None:
-    with pytest.raises(ConfigError, match=f"required.*{named}"):
-        parse(Needs, *arguments)
 
 
 @pytest.fixture
@@ -173,9 +164,7 @@ Help = Callable[[type[StrictConfig]], str]
 
 
 def test_help_shows_only_the_first_paragraph_of_the_description(help_of: Help) -> None:
-    shown = help_of(Options)
-    assert "Does something." in shown
-    assert "At length." not in shown
+    assert help_of(Options).split("\n\n")[1] == "Does something."
 
 
 def test_help_has_each_option_once_with_its_docstring_and_default_unless_the_text_already_names_it(
@@ -196,15 +185,12 @@ def test_the_bounds_of_a_list_do_not_hide_its_type_from_the_help(help_of: Help) 
 def test_options_are_grouped_under_the_titles_of_their_annotations(help_of: Help) -> None:
     *_, run, data = help_of(Grouped).split("\n\n")
     assert run.splitlines()[0] == "the run:" and data.splitlines()[0] == "data:"
-    for option in ("--model NAME", "--seed N", "--set KEY=VALUE [KEY=VALUE ...]"):
-        assert option in run
-    for option in ("--output PATH", "--row NAME"):
-        assert option in data
+    assert all(option in run for option in ("--model NAME", "--seed N", "--set KEY=VALUE [KEY=VALUE ...]"))
+    assert all(option in data for option in ("--output PATH", "--row NAME"))
 
 
-def test_a_hidden_option_works_but_is_not_in_the_help(help_of: Help) -> None:
+def test_a_hidden_option_is_not_in_the_help(help_of: Help) -> None:
     assert "secret" not in help_of(Options)
-    assert parse(Options, "--secret", "1").secret == 1
 
 
 @pytest.fixture(autouse=True)
