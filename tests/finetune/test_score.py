@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
 from finetune.score import ScoreOptions, main
 from finetune.scoring import open_scorer
@@ -55,12 +54,3 @@ def test_a_masked_language_model_has_no_score_by_discriminator(stock_generator: 
     (tmp_path / "text.txt").write_text(TEXT)
     with pytest.raises(ConfigError, match=r"score: got discriminator, but .* is a masked language model"):
         main(ScoreOptions(model=str(stock_generator), input=str(tmp_path / "text.txt"), score="discriminator"))
-
-
-def test_a_missing_file_is_named(
-    stock_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["score.py", str(stock_model), "missing.txt", "--score", "discriminator"])
-    assert run_command(main, ScoreOptions, None) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "missing.txt" in line
