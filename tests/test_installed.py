@@ -16,7 +16,6 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
-from electra_sampler.commands import COMMANDS
 from tests.conftest import REPOSITORY, free_port, modules
 
 (VERSION,) = re.findall(r"^version = (.*)$", (REPOSITORY / "setup.cfg").read_text(), re.MULTILINE)
@@ -118,11 +117,9 @@ def test_the_wheel_contains_every_module_and_every_file_they_read(wheel: Path) -
     assert {name.split("/")[0] for name in wanted} == {*TOP}
 
 
-def test_the_console_command_prints_its_version_and_its_commands(installed: Path, folder: Path) -> None:
+def test_the_console_command_prints_its_version_and_where_its_shipped_files_are(installed: Path, folder: Path) -> None:
     assert done("electra-sampler --version", installed, folder) == f"electra-sampler {VERSION}\n"
-    shown = done("electra-sampler --help", installed, folder)
-    assert all(f"\n  {name} " in shown for name in COMMANDS)
-    shipped = Path(re.findall(r"(\S+/ds_configs)", shown)[0])
+    shipped = Path(re.findall(r"(\S+/ds_configs)", done("electra-sampler --help", installed, folder))[0])
     assert (shipped / "zero1_bf16.json").is_file() and shipped.is_relative_to(installed.parent)
 
 
