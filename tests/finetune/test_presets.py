@@ -1,15 +1,16 @@
 """finetune/presets.py: the paper's fine-tuning numbers."""
 
+from typing import Any
+
 import pytest
 
 from electra_sampler.foundation.config import ConfigError
-from finetune.config import GlueConfig, SquadConfig
+from finetune.config import FinetuneConfig, GlueConfig, SquadConfig
 from finetune.presets import HEAD_KINDS, NULL_THRESHOLD, paper_grid, settings_for
 
 
 def test_a_small_model_gets_the_papers_small_settings() -> None:
-    settings = settings_for(GlueConfig, "CoLA", hidden_size=256, max_positions=512, overrides={})
-    assert settings.model_dump() == {
+    assert settings_for(GlueConfig, "CoLA", hidden_size=256, max_positions=512, overrides={}).model_dump() == {
         "learning_rate": 3e-4,
         "epochs": 3,
         "batch_size": 32,
@@ -33,15 +34,22 @@ def test_a_base_model_gets_a_point_of_the_papers_base_grid_and_rte_more_epochs(t
     assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, epochs)
 
 
-def test_overrides_take_precedence() -> None:
-    settings = settings_for(GlueConfig, "RTE", 256, 512, {"epochs": 1, "learning_rate": 1e-3})
-    assert (settings.epochs, settings.learning_rate) == (1, 1e-3)
-
-
-def test_the_length_follows_the_models_positions_and_never_exceeds_them() -> None:
+def test_the_length_follows_the_models_positions() -> None:
     assert settings_for(GlueConfig, "CoLA", 64, 48, {}).max_length == 48
-    with pytest.raises(ConfigError, match="max_length: got 64, expected at most the model's 48"):
-        settings_for(GlueConfig, "CoLA", 64, 48, {"max_length": 64})
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "overrides", "problem"),
+    [
+        (GlueConfig, "CoLA", {"max_length": 64}, "max_length: got 64, expected at most the model's 48"),
+        (SquadConfig, "SQuAD 2.0", {"max_question": 46}, r"max_length: got 48, expected at least max_question 46 \+ 4"),
+    ],
+)
+def test_a_length_is_refused_beyond_the_models_positions_or_without_room_for_a_paragraph(
+    config: type[FinetuneConfig], task: str, overrides: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        settings_for(config, task, 64, 48, overrides)
 
 
 def test_squad_gets_the_papers_settings_and_electras_windows() -> None:
@@ -63,11 +71,6 @@ def test_the_heads_have_the_sizes_of_their_sources() -> None:
 def test_squads_lengths_shrink_with_the_model() -> None:
     settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, {})
     assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
-
-
-def test_a_question_leaves_room_for_its_paragraph() -> None:
-    with pytest.raises(ConfigError, match=r"max_length: got 32, expected at least max_question 30 \+ 4"):
-        settings_for(SquadConfig, "SQuAD 2.0", 64, 32, {"max_question": 30})
 
 
 def test_the_papers_grid_has_every_combination_and_starts_at_the_default() -> None:

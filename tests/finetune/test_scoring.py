@@ -169,8 +169,7 @@ def test_a_missing_sampling_head_is_said(
 
 
 def test_a_masked_language_models_likelihood_is_its_own(stock_generator: Path) -> None:
-    scorer = open_scorer(str(stock_generator), ["generator", "likelihood"])
-    for scores in scorer.scores(SENTENCES).values():
+    for scores in open_scorer(str(stock_generator), ["generator", "likelihood"]).scores(SENTENCES).values():
         np.testing.assert_array_equal(scores["generator"], scores["likelihood"])
 
 
@@ -217,13 +216,19 @@ def test_the_generators_half_is_minicons_masked_score(stock_generator: Path, tmp
         np.testing.assert_allclose(scores[sentence]["generator"], expected, rtol=0, atol=1e-5)
 
 
-def test_the_share_of_masked_tokens_is_recorded_or_asked_for(stock_model: Path, stock_generator: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mask_share: .* does not record .*; add --mask_share"):
-        open_scorer(str(stock_model), ["likelihood"], str(stock_generator))
-    with pytest.raises(ConfigError, match=r"score: got likelihood, but .* has no generator inside; add --generator"):
-        open_scorer(str(stock_model), ["likelihood"], mask_share=M)
-    with pytest.raises(ConfigError, match=r"generator: .* is not a masked language model with the vocabulary of"):
-        open_scorer(str(stock_model), ["likelihood"], str(stock_model), M)
+@pytest.mark.parametrize(
+    ("generator", "mask_share", "said"),
+    [
+        ("stock_generator", None, "mask_share: .* does not record .*; add --mask_share"),
+        (None, M, "score: got likelihood, but .* has no generator inside; add --generator"),
+        ("stock_model", M, "generator: .* is not a masked language model with the vocabulary of"),
+    ],
+)
+def test_the_generator_and_the_share_of_masked_tokens_are_recorded_or_asked_for(
+    generator: str | None, mask_share: float | None, said: str, stock_model: Path, request: pytest.FixtureRequest
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_scorer(str(stock_model), ["likelihood"], generator and str(request.getfixturevalue(generator)), mask_share)
 
 
 def test_a_damaged_record_is_named(shards_folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from finetune.glue.tasks import (
     TASKS,
     Example,
     ExampleSet,
+    GlueTask,
     TaskData,
     parse_label,
     read_example,
@@ -17,18 +18,26 @@ from finetune.glue.tasks import (
 )
 
 
-def test_tasks_are_chosen_by_name_or_all_together() -> None:
-    assert [task.name for task in select_tasks(["RTE", "CoLA", "RTE"])] == ["RTE", "CoLA"]
-    assert select_tasks(["all"]) == list(TASKS.values())
-    assert [task.name for task in select_tasks(["rte", "cola", "CoLA", "sts-b"])] == ["RTE", "CoLA", "STS-B"]
-    assert select_tasks(["All"]) == list(TASKS.values())
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ("RTE CoLA RTE", ["RTE", "CoLA"]),
+        ("rte cola CoLA sts-b", ["RTE", "CoLA", "STS-B"]),
+        ("all", [*TASKS]),
+        ("All", [*TASKS]),
+    ],
+)
+def test_tasks_are_chosen_by_name_or_all_together_in_any_case(given: str, chosen: list[str]) -> None:
+    assert [task.name for task in select_tasks(given.split())] == chosen
+
+
+def test_an_unknown_task_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"task: got 'colla', expected one of all, CoLA, .*; did you mean 'CoLA'\?"):
         select_tasks(["colla"])
 
 
 def test_a_submission_has_the_eleven_files_required_by_gluebenchmark() -> None:
-    files = [file for task in (*TASKS.values(), AX) for file in task.test_files.values()]
-    assert sorted(files) == [
+    assert sorted(file for task in (*TASKS.values(), AX) for file in task.test_files.values()) == [
         "AX.tsv",
         "CoLA.tsv",
         "MNLI-m.tsv",
@@ -60,15 +69,29 @@ def test_another_label_is_refused(label: object, task: str) -> None:
         parse_label(label, TASKS[task])
 
 
-def test_columns_have_the_names_of_glue_or_of_the_hub_in_any_case() -> None:
-    expected = Example(("a", "b"), 1.0)
-    assert read_example({"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}, TASKS["MNLI"]) == expected
-    assert read_example({"premise": "a", "hypothesis": "b", "label": 1}, TASKS["MNLI"]) == expected
-    assert read_example({"Premise": "a", "Hypothesis": "b", "Label": "neutral"}, AX) == expected
-    with pytest.raises(ValueError, match="no column 'gold_label' among 'sentence1', 'sentence2'"):
-        read_example({"sentence1": "a", "sentence2": "b"}, TASKS["MNLI"])
-    with pytest.raises(ValueError, match="text None, expected a string"):
-        read_example({"premise": "a", "hypothesis": None, "label": 1}, TASKS["MNLI"])
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        ({"sentence1": "a", "sentence2": "b", "gold_label": "neutral"}, TASKS["MNLI"]),
+        ({"premise": "a", "hypothesis": "b", "label": 1}, TASKS["MNLI"]),
+        ({"Premise": "a", "Hypothesis": "b", "Label": "neutral"}, AX),
+    ],
+    ids=["GLUE", "hub", "any case"],
+)
+def test_columns_have_the_names_of_glue_or_of_the_hub_in_any_case(row: dict[str, object], task: GlueTask) -> None:
+    assert read_example(row, task) == Example(("a", "b"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"sentence1": "a", "sentence2": "b"}, "no column 'gold_label' among 'sentence1', 'sentence2'"),
+        ({"premise": "a", "hypothesis": None, "label": 1}, "text None, expected a string"),
+    ],
+)
+def test_a_row_without_a_column_or_a_text_is_refused(row: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        read_example(row, TASKS["MNLI"])
 
 
 def test_a_row_that_may_lack_its_label_keeps_an_existing_one() -> None:
