@@ -30,7 +30,6 @@ def test_the_vocabulary_begins_with_the_special_tokens_and_covers_the_text(tmp_p
 def test_the_alphabet_is_cut_at_the_asked_number_of_characters() -> None:
     tokens = train_vocabulary(lambda: iter(TEXTS), VocabularyOptions(size=120, alphabet=5))
     assert {"e", "w", "t", "s", "n"} >= {token for token in tokens if len(token) == 1}
-    assert "漢" not in tokens
 
 
 def test_by_default_text_is_normalized_as_for_berts_uncased_vocabulary() -> None:
@@ -101,12 +100,6 @@ def test_an_existing_vocabulary_is_not_overwritten(corpus: Path, tmp_path: Path,
     with pytest.raises(ConfigError, match=f"already has a {name}"):
         main(VocabularyOptions(input=(corpus,), output=tmp_path))
     assert contents(tmp_path) == {name: b"mine"}
-
-
-def test_the_text_of_json_lines_may_be_under_another_key(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(f'{{"body": "{text}"}}\n' for text in TEXTS))
-    main(VocabularyOptions(input=(tmp_path / "a.jsonl",), output=tmp_path / "vocab", size=120, text_column="body"))
-    assert "news" in open_tokenizer(str(tmp_path / "vocab")).tokens
 
 
 def test_an_output_that_is_a_file_is_refused_before_any_learning(
