@@ -120,6 +120,13 @@ def shards_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
+def typed(command: str, folder: Path, **environment: str) -> None:
+    """Runs a command typed in this folder, in a shell whose `python` is this one."""
+    own = os.environ | {"PATH": SEARCH_PATH} | environment
+    done = subprocess.run(command, shell=True, cwd=folder, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def unread(path: Path) -> tuple[int, ...]:
     """What `lstat` says, without the time of access, which reading changes."""
     status = path.lstat()

@@ -1,9 +1,6 @@
 """Claims about errors for missing default input: the command at the end of each message works when pasted."""
 
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from data_prep.train_vocab import main as train_vocab
 from electra_sampler.foundation.config import ConfigError, StrictConfig
 from pretrain.planning.options import RunOptions
 from pretrain.run import main as run
+from tests.conftest import typed
 
 Main = Callable[[Any], object]
 
@@ -34,25 +32,13 @@ def error(main: Main, options: StrictConfig) -> str:
     return str(caught.value)
 
 
-def typed(command: str) -> None:
-    """Runs a command typed in the current folder, in a shell whose `python` is this one."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
-NO_TEXT = "input: data/raw does not exist; put text there, name other text with --input, or try "
+NO_TEXT = "input: data/raw does not exist; put text there, name other text with --input"
 
 
 @pytest.mark.parametrize(
     ("main", "options", "said"),
     [
-        (
-            train_vocab,
-            VocabularyOptions,
-            "input: data/raw does not exist; put text there, name other text with --input",
-        ),
+        (train_vocab, VocabularyOptions, NO_TEXT),
         (build_shards, BuildOptions, NO_TEXT),
         (run, RunOptions, "data: data/wikibooks does not exist; name existing shards with --data, build them: "),
     ],
@@ -74,12 +60,12 @@ def test_own_text_leads_to_a_vocabulary_and_then_to_shards(folder: Path, corpus:
     train = "python -m data_prep.train_vocab"
     assert error(build_shards, BuildOptions()).endswith(f"train one: {train}")
     for command in (train, build):
-        typed(command)
+        typed(command, folder, OMP_NUM_THREADS="1")
 
 
 def test_a_vocabulary_is_learned_from_the_input_that_was_given(folder: Path, corpus: Path) -> None:
     (folder / "my text").symlink_to(corpus)
     words = error(build_shards, BuildOptions(input=(Path("my text"),))).rpartition(": ")[2]
     assert shlex.split(words) == ["python", "-m", "data_prep.train_vocab", "--input", "my text"]
-    typed(words)
+    typed(words, folder, OMP_NUM_THREADS="1")
     assert (folder / "data" / "vocab" / "vocab.txt").is_file()

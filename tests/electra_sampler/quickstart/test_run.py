@@ -1,11 +1,9 @@
 """Claims about the stages of the quickstart; `make quickstart` runs the stages themselves."""
 
-import os
 import pydoc_data.topics
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +24,7 @@ from electra_sampler.quickstart.run import (
     start_afresh,
 )
 from pretrain.presets import TINY
-from tests.conftest import REPOSITORY, free_port
+from tests.conftest import REPOSITORY, free_port, typed
 
 OWN = ("data/quickstart", "runs/quickstart")
 ELSEWHERE = {
@@ -130,14 +128,6 @@ def clone_into(folder: Path) -> None:
     shutil.copy(REPOSITORY / "Makefile", folder)
 
 
-def typed(command: str, folder: Path) -> None:
-    """Runs a command typed in this clone, whose code is on the path, in a shell whose `python` writes no bytecode."""
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def type_own_text_commands(folder: Path) -> None:
     """Types the README's commands for one's own text, with text in data/raw; trains for two steps only."""
     (folder / "data/raw").mkdir(parents=True)
@@ -148,7 +138,7 @@ def type_own_text_commands(folder: Path) -> None:
     for command in commands:
         two_steps = "--set optim.steps=2 optim.warmup_steps=1 batch_size=4" if "pretrain/run.py" in command else ""
         command = command.replace("deepspeed ", f"deepspeed --master_port {free_port()} ")  # 29500 may be taken
-        typed(f"{command.partition('#')[0]} {two_steps}", folder)
+        typed(f"{command.partition('#')[0]} {two_steps}", folder, PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
     assert (folder / "data/wikibooks/manifest.json").is_file()
     assert (folder / "runs/tiny/page.html").is_file()
     assert (folder / "exported/tiny/config.json").is_file()
@@ -165,7 +155,8 @@ def test_a_whole_quickstart_changes_no_user_files_and_the_commands_for_own_text_
     clone_into(tmp_path)
     write_users_files(tmp_path)
     before = contents(tmp_path)
-    typed("python electra_sampler/quickstart/run.py --short", tmp_path)
+    command = "python electra_sampler/quickstart/run.py --short"
+    typed(command, tmp_path, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
     after = contents(tmp_path)
     changed = {path for path in before | after if before.get(path) != after.get(path)}
     assert {path for path in changed if not str(path.relative_to(tmp_path)).startswith(OWN)} == set()
