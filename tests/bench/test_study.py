@@ -49,7 +49,8 @@ STUDY: dict[str, Any] = {
 }
 
 
-def write_data(folder: Path) -> None:
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path) -> None:
     """Writes the study, enough text for shards, and small sets in the layouts of CoLA, SQuAD and BLiMP."""
     random = np.random.default_rng(0)
     words = ["".join(random.choice(list("abcdefgh"), size=5)) for _ in range(300)]
@@ -58,25 +59,25 @@ def write_data(folder: Path) -> None:
         return " ".join(random.choice(words, size=int(random.integers(6, 12))))
 
     documents = ("\n".join(sentence() + "." for _ in range(12)) for _ in range(400))
-    (folder / "text.txt").write_text("\n\n".join(documents))
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
     for name in ("CoLA", "squad", "blimp"):
-        (folder / name).mkdir()
+        (tmp_path / name).mkdir()
     for name, count in (("train", 32), ("dev", 16)):
         rows = [(number % 2, sentence()) for number in range(count)]
-        (folder / "CoLA" / f"{name}.tsv").write_text("".join(f"x\t{label}\t\t{text}\n" for label, text in rows))
+        (tmp_path / "CoLA" / f"{name}.tsv").write_text("".join(f"x\t{label}\t\t{text}\n" for label, text in rows))
         paragraphs = []
         for number in range(count):
             context = sentence()
             answer = {"text": context.split()[1], "answer_start": len(context.split()[0]) + 1}
             question = {"id": f"{name}{number}", "question": sentence(), "is_impossible": number % 2 == 1}
             paragraphs.append({"context": context, "qas": [question | {"answers": [] if number % 2 else [answer]}]})
-        (folder / "squad" / f"{name}-v2.0.json").write_text(
+        (tmp_path / "squad" / f"{name}-v2.0.json").write_text(
             json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]})
         )
     pair = {"field": "syntax", "linguistics_term": "islands", "UID": "p"}
     pairs = [pair | {"sentence_good": sentence(), "sentence_bad": sentence()} for _ in range(20)]
-    (folder / "blimp" / "p.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in pairs))
-    (folder / "study.json").write_text(json.dumps(STUDY))
+    (tmp_path / "blimp" / "p.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in pairs))
+    (tmp_path / "study.json").write_text(json.dumps(STUDY))
 
 
 def command(folder: Path, *options: str) -> list[str | Path]:
@@ -86,8 +87,7 @@ def command(folder: Path, *options: str) -> list[str | Path]:
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    typed = [sys.executable, *command(folder, *options)]
-    return subprocess.run(typed, cwd=REPOSITORY, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *command(folder, *options)], cwd=REPOSITORY, capture_output=True, text=True)
 
 
 def refused(folder: Path, *options: str) -> list[str]:
@@ -98,7 +98,6 @@ def refused(folder: Path, *options: str) -> list[str]:
 
 
 def test_a_second_study_in_an_output_folder_in_use_is_refused(tmp_path: Path) -> None:
-    write_data(tmp_path)
     with Lock(tmp_path / "output" / "lock"):
         (line,) = refused(tmp_path, "--output", str(tmp_path / "output"))
     assert f"output: {tmp_path}/output is in use by process {os.getpid()} on " in line and "name another" in line
@@ -107,7 +106,6 @@ def test_a_second_study_in_an_output_folder_in_use_is_refused(tmp_path: Path) ->
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_path: Path) -> None:
-    write_data(tmp_path)
     here, there = ("--output", str(tmp_path / "here")), ("--output", str(tmp_path / "there"))
 
     first = run(tmp_path, *here, "--seeds", "0", "--rows", "base")
@@ -160,7 +158,6 @@ def test_a_study_runs_from_text_to_report_and_another_machine_continues_it(tmp_p
 
 
 def test_a_missing_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
-    write_data(tmp_path)
     shutil.rmtree(tmp_path / "blimp")
     (tmp_path / "blimp").touch()
     (line,) = refused(tmp_path, "--output", str(tmp_path / "out"))
@@ -169,7 +166,6 @@ def test_a_missing_folder_is_named_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_a_missing_vocabulary_or_model_to_start_from_is_named_before_anything_runs(tmp_path: Path) -> None:
-    write_data(tmp_path)
     rows = [STUDY["rows"][0] | {"init_from": ["models/G", "models/D"]}, *STUDY["rows"][1:]]
     study = STUDY | {"vocab_size": None, "vocab": "vocab.txt", "rows": rows}
     (tmp_path / "study.json").write_text(json.dumps(study))
@@ -182,6 +178,5 @@ def test_a_missing_vocabulary_or_model_to_start_from_is_named_before_anything_ru
 
 
 def test_an_unknown_row_or_seed_is_refused(tmp_path: Path) -> None:
-    write_data(tmp_path)
     said = "\n".join(refused(tmp_path, "--rows", "bass", "--seeds", "7"))
     assert "rows: got 'bass'" in said and "seeds: got 7, expected one of 0, 1" in said
