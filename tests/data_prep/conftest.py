@@ -269,8 +269,7 @@ def write_byte_level_bpe(folder: Path, *added: str, **flags: bool) -> Path:
     tokens = [str(made.id_to_token(number)) for number in range(made.get_vocab_size())]
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
     names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | names
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | names))
     return folder
 
 

@@ -144,8 +144,7 @@ def test_near_copies_at_similarity_8_are_found_and_those_at_3_are_not(
     reasons = dict(found_in(tmp_path, zip(*texts, strict=True), per_shard=1e6, dedup="near"))
     copies = [pair for pair in texts if any(reasons[text] for text in pair)]
     assert least <= len(copies) / len(texts) <= most
-    for pair in copies:
-        assert [reasons[text] for text in sorted(pair, key=digest_of)] == [None, "near_duplicate"]
+    assert all([reasons[text] for text in sorted(pair, key=digest_of)] == [None, "near_duplicate"] for pair in copies)
 
 
 @pytest.mark.parametrize(("workers", "at_once"), [(1, 100), (1, 400), (1, 1 << 23), (2, 1 << 23), (3, 1 << 23)])
@@ -160,8 +159,7 @@ def test_of_a_chain_of_near_copies_the_smallest_digest_stays_however_the_work_is
     texts = [*chain, *chain[5:20], "Something else.", "One.", "...", "One", "...", "Else"]
     seen = set()
     order = [texts[place] for place in random.permutation(len(texts))]
-    marks = found_in(tmp_path, np.array_split(order, 5), 3000, workers=workers, dedup="near")
-    for text, reason in marks:
+    for text, reason in found_in(tmp_path, np.array_split(order, 5), 3000, workers=workers, dedup="near"):
         if text in seen:
             assert reason == "duplicate"
         else:
@@ -197,10 +195,8 @@ def test_consecutive_ranges_of_all_files_are_their_pairs_in_the_order_of_the_fil
 
 
 def test_each_later_document_is_matched_with_the_first_that_has_its_key() -> None:
-    pairs = np.array([[9, 0], [5, 1], [9, 2], [5, 3], [2, 4], [9, 5]], np.uint64)
-    firsts, later = matched(pairs)
-    assert firsts.tolist() == [[2, 4], [5, 1], [9, 0]]
-    assert later.tolist() == [[2, 0], [3, 1], [5, 0]]
+    firsts, later = matched(np.array([[9, 0], [5, 1], [9, 2], [5, 3], [2, 4], [9, 5]], np.uint64))
+    assert (firsts.tolist(), later.tolist()) == ([[2, 4], [5, 1], [9, 0]], [[2, 0], [3, 1], [5, 0]])
 
 
 def random_links(random: np.random.Generator, size: int) -> np.ndarray:

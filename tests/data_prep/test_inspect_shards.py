@@ -58,8 +58,7 @@ def test_repairs_and_the_share_of_each_input_are_printed(
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"Kalo mi \xff ne.\n\n" + "Ta vu\u0308.".encode() + b"\n\n" + b"ka" * 60_000)
     (tmp_path / "b.txt").write_text("Mi ne ru.")
-    inputs = (tmp_path / "a.txt", tmp_path / "b.txt")
-    build(again(options, tmp_path / "out", input=inputs, held_out=0.0))
+    build(again(options, tmp_path / "out", input=(tmp_path / "a.txt", tmp_path / "b.txt"), held_out=0.0))
     main(InspectOptions(folder=tmp_path / "out"))
     printed = capsys.readouterr().out
     assert (

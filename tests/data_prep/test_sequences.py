@@ -21,8 +21,7 @@ def make_stream(random: np.random.Generator, documents: int = 60, sentence: tupl
 def build(
     stream: TokenStream, seq_length: int = 64, packing: Packing = "documents", seed: int = 0, one_segment: bool = False
 ) -> list[np.ndarray]:
-    random = np.random.default_rng(seed)
-    ids, lengths = build_sequences(stream, seq_length, packing, CLS, SEP, random, one_segment)
+    ids, lengths = build_sequences(stream, seq_length, packing, CLS, SEP, np.random.default_rng(seed), one_segment)
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
@@ -101,15 +100,13 @@ def test_one_target_length_in_twenty_is_shorter() -> None:
 
 
 def test_a_word_that_does_not_fit_starts_the_next_sequence(stream: TokenStream) -> None:
-    for sequence in build(stream):
-        assert text_of(sequence)[0] % 2 == 0
+    assert all(text_of(sequence)[0] % 2 == 0 for sequence in build(stream))
 
 
 def test_a_word_longer_than_a_sequence_is_cut() -> None:
     ids = np.full(1000, TEXT + 1, np.uint16)
     ids[0] -= 1
-    stream = TokenStream(ids, ids % 2 == 0, np.array([1000]), np.array([1000]))
-    sequences = build(stream)
+    sequences = build(TokenStream(ids, ids % 2 == 0, np.array([1000]), np.array([1000])))
     assert sum(len(text_of(sequence)) for sequence in sequences) == 1000
     assert max(map(len, sequences)) <= 64
 

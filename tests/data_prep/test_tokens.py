@@ -131,8 +131,7 @@ def test_ids_of_a_byte_level_bpe_are_hugging_faces_in_four_languages(
     novels = [sorted(shared_data.glob(f"languages/{code}/*.xz"))[0] for code in ("de", "hu", "tr")]
     files = [*novels, *some_files(shared_data)[:2]]
     learned = tuple(path for path in files if ".txt" in path.name)
-    options = VocabularyOptions(input=learned, output=tmp_path / "vocab", size=1500, kind="bpe", sample_mb=0.3)
-    train_vocab(options)
+    train_vocab(VocabularyOptions(input=learned, output=tmp_path / "vocab", size=1500, kind="bpe", sample_mb=0.3))
     if not adds_space:
         settings = json.loads((tmp_path / "vocab" / "tokenizer.json").read_text())
         settings["pre_tokenizer"]["add_prefix_space"] = False
@@ -253,8 +252,7 @@ def test_the_saved_folder_gives_the_same_ids_in_transformers_by_settings_of_bert
     made.normalizer, made.pre_tokenizer = normalizer, pre_tokenizer
     tokenizer = SubwordTokenizer(made)
     tokenizer.save(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert settings.get("do_lower_case") == lower_cases
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()).get("do_lower_case") == lower_cases
     text = "Élan elan é É 漢字 \x07e e,é ｅ"
     ids, _ = tokenizer.encode([text])
     loaded = AutoTokenizer.from_pretrained(tmp_path)

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from multiprocessing import active_children, get_context
+from operator import add
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,10 +15,6 @@ import pytest
 
 from electra_sampler.foundation.config import ConfigError
 from tests.data_prep.pools import pool_of
-
-
-def add(item: int, constant: int) -> int:
-    return item + constant
 
 
 def process_id(item: int) -> int:

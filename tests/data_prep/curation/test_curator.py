@@ -48,9 +48,8 @@ def test_a_document_is_dropped_by_its_first_rule_on_the_lines_that_are_left() ->
 
 def test_a_document_without_lines_left_is_dropped_as_empty_by_the_caller() -> None:
     verdict = Curator(["c4_terminal_punctuation", "c4_sentences"]).judge("Home\nAbout")
-    assert verdict.text == ""
-    assert verdict.reason is None
-    assert verdict.removed == {"c4_terminal_punctuation": len("Home\nAbout")}
+    removed = {"c4_terminal_punctuation": len("Home\nAbout")}
+    assert (verdict.text, verdict.reason, verdict.removed) == ("", None, removed)
 
 
 def test_the_order_of_the_names_given_is_of_no_account() -> None:
@@ -90,8 +89,7 @@ def test_the_languages_named_are_kept_and_the_others_dropped(languages: tuple[st
 
 
 def test_text_without_evidence_is_dropped_and_short_text_needs_a_low_threshold() -> None:
-    for text in ("12345", "...", "Home", "OK"):
-        assert not language_test(("en",), 0.5)(text)
+    assert not any(language_test(("en",), 0.5)(text) for text in ("12345", "...", "Home", "OK"))
     assert not language_test(("en",), 0.5)("He was late.")
     assert language_test(("en",), 0.0)("He was late.")
     assert not language_test(("en",), 0.9999)(SENTENCES["en"])

@@ -33,10 +33,8 @@ def repeated_ngrams(words: list[str], n: int) -> int:
 @given(texts)
 def test_ngrams_are_counted_as_by_hand_in_any_order_of_asking(text: str) -> None:
     measures, words = Measures(text), text.split()
-    for n in (4, 2, 3):
-        assert measures.top_ngram(n) == top_ngram(words, n) / len(text)
-    for n in (6, 5, 7, 8, 9, 10):
-        assert measures.repeated_ngrams(n) == repeated_ngrams(words, n) / len(text)
+    assert all(measures.top_ngram(n) == top_ngram(words, n) / len(text) for n in (4, 2, 3))
+    assert all(measures.repeated_ngrams(n) == repeated_ngrams(words, n) / len(text) for n in (6, 5, 7, 8, 9, 10))
 
 
 def test_words_keep_their_punctuation() -> None:

@@ -104,6 +104,5 @@ def test_citation_markers_are_removed_and_other_brackets_are_not() -> None:
 
 def test_every_rule_has_its_own_name_and_names_its_source() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
-    for name, rules in SETS.items():
-        assert all(rule.startswith(f"{name}_") for rule in rules)
+    assert all(rule.startswith(f"{name}_") for name, rules in SETS.items() for rule in rules)
     assert all(rule.source for rule in RULES)
