@@ -27,8 +27,7 @@ def run(arguments: str, *options: str, folder: Path = REPOSITORY) -> subprocess.
 
 
 def test_every_script_is_a_command() -> None:
-    scripts = {module.replace(".", "/") + ".py" for module, _ in COMMANDS.values()}
-    assert scripts == set(SCRIPTS) - PARTS
+    assert {module.replace(".", "/") + ".py" for module, _ in COMMANDS.values()} == set(SCRIPTS) - PARTS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

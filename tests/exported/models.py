@@ -29,8 +29,7 @@ FEW = ("Model", "ForMaskedLM", "ForMultipleChoice")
 def new_model(head: str, **settings: Any) -> Any:
     """A fresh model in evaluation mode, always the same one."""
     torch.manual_seed(0)
-    model = getattr(code, f"ElectraSampler{head}")(code.ElectraSamplerConfig(**TINY | settings))
-    return model.eval()
+    return getattr(code, f"ElectraSampler{head}")(code.ElectraSamplerConfig(**TINY | settings)).eval()
 
 
 def inputs(head: str) -> dict[str, Tensor]:

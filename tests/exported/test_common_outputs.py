@@ -41,8 +41,7 @@ def test_a_tuple_holds_what_the_output_holds_in_its_order(head: str) -> None:
     for asked in ({}, {"output_hidden_states": True}, {"output_attentions": True}, ALL):
         named, plain = model(**given, **asked), model(**given, **asked, return_dict=False)
         assert isinstance(plain, tuple) and len(plain) == len(named)
-        for ours, theirs in zip(flat(plain), flat(named.to_tuple()), strict=True):
-            assert torch.equal(ours, theirs)
+        assert all(torch.equal(*pair) for pair in zip(flat(plain), flat(named.to_tuple()), strict=True))
     by_config = new_model(head, return_dict=False)(**given)
     assert isinstance(by_config, tuple) and torch.equal(by_config[0], model(**given)[0])
 

@@ -63,8 +63,7 @@ def test_weights_go_from_the_encoder_to_a_task_and_back(head: str, tmp_path: Pat
 
 @every_head
 def test_a_weight_that_is_missing_is_named_and_initialized(head: str, tmp_path: Path) -> None:
-    model = new_model(head)
-    model.save_pretrained(tmp_path)
+    new_model(head).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     lacking = [name for name in weights if "layer.1.output" in name or "relative_attention_bias" in name]
     kept = {name: weight for name, weight in weights.items() if name not in lacking}
@@ -80,8 +79,7 @@ def test_a_weight_that_is_missing_is_named_and_initialized(head: str, tmp_path: 
 
 @every_head
 def test_a_fresh_model_is_initialized_by_its_range(head: str) -> None:
-    model = new_model(head, initializer_range=1e-9)
-    for name, weight in model.named_parameters():
+    for name, weight in new_model(head, initializer_range=1e-9).named_parameters():
         if "relative_attention_bias" in name:
             assert 0.05 < weight.std() < 1  # T5's: one over the square root of the hidden size
         else:
@@ -191,6 +189,5 @@ def test_the_configuration_goes_round_and_is_one_for_the_whole_model(head: str, 
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["model_type"] == "electra_sampler" and written["architectures"] == [type(model).__name__]
     assert {name: written[name] for name in TINY} == TINY
-    again = code.ElectraSamplerConfig.from_dict(config.to_dict())
-    assert again.to_dict() == config.to_dict()
+    assert code.ElectraSamplerConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
     assert code.ElectraSamplerConfig().num_hidden_layers == 12

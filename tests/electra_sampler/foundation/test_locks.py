@@ -47,8 +47,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def answer(path: Path) -> str:
     """What a process says that tries to take the lock and then ends."""
-    process = taker(path)
-    return process.communicate("", timeout=60)[0].strip()
+    return taker(path).communicate("", timeout=60)[0].strip()
 
 
 @contextmanager
@@ -230,8 +229,9 @@ print("at work")
 
 
 def test_without_locks_the_command_runs_after_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WITHOUT_LOCKS, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LOCKS, tmp_path], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert done.stdout == "at work\n", done.stderr
     assert done.stderr.count("\n") == 1
     assert f"WARNING: {tmp_path} lies on a file system without locks (Function not implemented): " in done.stderr

@@ -92,8 +92,7 @@ def test_memory_is_the_machines_within_the_cgroups_limit(
 def test_an_odd_or_unreadable_limit_limits_nothing(odd: str | bytes | None, tmp_path: Path) -> None:
     names = ("pod/box/cpu.max", "pod/box/memory.max")
     make_cgroups(tmp_path, VERSION_2, {f"{name}/below" if odd is None else name: odd or "" for name in names})
-    assert cores() == 8
-    assert memory() == 64 * GIB
+    assert (cores(), memory()) == (8, 64 * GIB)
 
 
 @pytest.mark.parametrize(
