@@ -217,14 +217,13 @@ def run_queue(kind: type[FinetuneOptions], output: Path, **options: Any) -> list
 
 def make_record(score: float = 0.5, **changes: Any) -> RunRecord:
     """A finished CoLA run of a small model; `changes` set fields of any of its parts."""
-    settings = settings_for(GlueConfig, "CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)})
     identity: dict[str, Any] = {
         "task": "CoLA",
         "seed": 1,
         "model_sha256": "a" * 64,
         "random_weights": False,
         "data_sha256": "b" * 64,
-        "settings": settings,
+        "settings": settings_for(GlueConfig, "CoLA", 256, 512, {"epochs": changes.pop("epochs", 3)}),
     }
     identity |= {name: changes.pop(name) for name in list(changes) if name in identity}
     scores = {"dev": {"matthews": score}}

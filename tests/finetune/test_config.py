@@ -21,9 +21,7 @@ from finetune.presets import settings_for
 
 def test_only_given_options_override_the_presets() -> None:
     options = parse_options(GlueOptions, "", ["--model", "out", "--task", "CoLA", "RTE", "--epochs", "2"])
-    assert options.task == ("CoLA", "RTE")
-    assert options.seeds == (1, 2, 3, 4, 5)
-    assert options.overrides() == {"epochs": 2}
+    assert (options.task, options.seeds, options.overrides()) == (("CoLA", "RTE"), (1, 2, 3, 4, 5), {"epochs": 2})
 
 
 @pytest.mark.parametrize("options", [GlueOptions, SquadOptions])

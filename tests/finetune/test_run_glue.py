@@ -21,28 +21,16 @@ SHORT = {"task": ("CoLA",), "epochs": 1, "batch_size": 32, "deepspeed_config": F
 
 
 def run_here(model: Path, data_dir: Path, output: Path, **options: Any) -> list[RunRecord]:
-    given = {"model": str(model), "data_dir": str(data_dir)} | SHORT | options
-    return run_queue(GlueOptions, output, **given)
+    return run_queue(GlueOptions, output, **{"model": str(model), "data_dir": str(data_dir)} | SHORT | options)
 
 
 def test_plain_torch_without_deepspeed_learns_what_zero_1_does(
     stock_model: Path, cola_folder: Path, tmp_path: Path, laptop: dict[str, str]
 ) -> None:
-    options = [
-        "--model",
-        str(stock_model),
-        "--data_dir",
-        str(cola_folder),
-        "--task",
-        "CoLA",
-        "--epochs",
-        "2",
-        "--seeds",
-        "1",
-    ]
-    command = [sys.executable, "finetune/run_glue.py", *options, "--output", str(tmp_path / "without")]
-    plain = [*command, "--deepspeed_config", "zero0_fp32"]
-    subprocess.run(plain, cwd=REPOSITORY, env=laptop, check=True, timeout=240)
+    paths = ("--model", stock_model, "--data_dir", cola_folder, "--output", tmp_path / "without")
+    options = ("--task", "CoLA", "--epochs", "2", "--seeds", "1", "--deepspeed_config", "zero0_fp32")
+    command: list[str | Path] = [sys.executable, "finetune/run_glue.py", *paths, *options]
+    subprocess.run(command, cwd=REPOSITORY, env=laptop, check=True, timeout=240)
     (without,) = read_records(tmp_path / "without" / "results.jsonl")
     changes = {"epochs": 2, "batch_size": None, "seeds": (1,), "deepspeed_config": "zero1_fp32"}
     (under,) = run_here(stock_model, cola_folder, tmp_path / "with", **changes)
@@ -88,8 +76,7 @@ def await_epoch(process: Warm, epoch: int) -> None:
 def test_several_commands_share_the_runs_of_one_output(stock_model: Path, cola_folder: Path, tmp_path: Path) -> None:
     arguments = (stock_model, cola_folder, tmp_path, "--epochs", "1", "--seeds", "1", "2", "3", "4")
     said = [process.communicate(timeout=400)[0] for process in [start(*arguments) for _ in range(2)]]
-    seeds = [record.run.seed for record in read_records(tmp_path / "results.jsonl")]
-    assert sorted(seeds) == [1, 2, 3, 4]
+    assert sorted(record.run.seed for record in read_records(tmp_path / "results.jsonl")) == [1, 2, 3, 4]
     assert sum(text.count("epoch 1, ") for text in said) == 4  # none was run twice
 
 

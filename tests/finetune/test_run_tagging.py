@@ -16,8 +16,7 @@ def test_two_processes_run_all_seeds_and_the_next_launch_only_what_is_missing(
     stock_model: Path, tagging_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = ("--model", stock_model, "--data_dir", tagging_folder, "--output", tmp_path, "--predict_test")
-    options = ("--task", "ner", "--epochs", "1", "--seeds", "1", "2")
-    outputs(two_ranks("finetune/run_tagging.py", *paths, *options))
+    outputs(two_ranks("finetune/run_tagging.py", *paths, "--task", "ner", "--epochs", "1", "--seeds", "1", "2"))
     given = {"model": str(stock_model), "data_dir": tagging_folder, "task": "NER", "epochs": 1, "seeds": (1, 2, 3)}
     records = run_queue(TaggingOptions, tmp_path, **given, predict_test=True)
     assert "1 of 3 runs to do" in capsys.readouterr().out

@@ -38,8 +38,7 @@ SAMPLER = ["p_S_V", "estimated_loss_V"]
 @contextmanager
 def shown(model: Path | str, generator: Path | None = None, mask_share: float | None = None) -> Iterator[Page]:
     """The page of a model, served as the command does."""
-    given = str(generator) if generator else None, mask_share
-    with Page(open_scorer(str(model), (), *given)) as page:
+    with Page(open_scorer(str(model), (), str(generator) if generator else None, mask_share)) as page:
         Thread(target=page.serve_forever, daemon=True).start()
         yield page
         page.shutdown()
@@ -243,8 +242,7 @@ def test_in_a_real_browser_tokens_are_colored_a_click_proposes_and_two_sentences
         assert browser.run(directions) == "ltr,rtl"
         assert "nats higher" in browser.run("document.getElementById('compared').textContent")
         browser.click(f"{first}.querySelectorAll('.tokens span')[1]")
-        rows = browser.wait_for(f"{first}.querySelectorAll('.proposals tr').length")
-        assert rows in (11, 12)
+        assert browser.wait_for(f"{first}.querySelectorAll('.proposals tr').length") in (11, 12)
         heads = f"[...{first}.querySelectorAll('.proposals th')].map(e => e.textContent).join()"
         assert browser.run(heads) == "proposal,p_G,p_S,estimated loss"
         chosen = browser.run(f"{first}.querySelector('.proposals button').textContent")

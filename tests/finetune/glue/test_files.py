@@ -100,8 +100,7 @@ def test_extra_columns_in_the_dev_files_of_mnli_are_read(tmp_path: Path) -> None
     for split in ("dev_matched", "dev_mismatched"):
         write(folder / f"{split}.tsv", columns, row.replace("\tneutral\t", "\tneutral\tx\tx\tx\tx\t"))
     data = load_task(TASKS["MNLI"], str(tmp_path))
-    assert data.train == [expected]
-    assert data.dev == {"dev_matched": [expected], "dev_mismatched": [expected]}
+    assert (data.train, data.dev) == ([expected], {"dev_matched": [expected], "dev_mismatched": [expected]})
 
 
 @pytest.mark.parametrize("name", REAL_ROWS)
@@ -245,8 +244,7 @@ def test_a_file_with_more_malformed_rows_than_official_ones_is_refused_and_they_
 
 def test_a_few_malformed_rows_are_skipped_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_sentences(tmp_path, "fine\t1", *["bad"] * 7, *["good\t0"] * 6_992)
-    examples = read_file(path, TASKS["SST-2"])
-    assert [example.texts[0] for example in examples] == ["fine"] + ["good"] * 6_992
+    assert [example.texts[0] for example in read_file(path, TASKS["SST-2"])] == ["fine"] + ["good"] * 6_992
     said = capsys.readouterr().out
     assert f"{path}: 7 malformed rows left out" in said
     assert "line 3: 1 columns" in said
@@ -301,5 +299,4 @@ def test_an_example_has_glues_index_or_its_position() -> None:
         {"id": "q", "sentence": "a"},
         {"sentence": "a"},
     ]
-    found = read(TASKS["CoLA"], ("test", enumerate(rows, 1)), labeled=False)
-    assert found.indices == ["7", "5", "q", "3"]
+    assert read(TASKS["CoLA"], ("test", enumerate(rows, 1)), labeled=False).indices == ["7", "5", "q", "3"]

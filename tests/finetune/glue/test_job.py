@@ -30,14 +30,13 @@ def run(stock_model: Path) -> Run:
         ids = [[2, *random.integers(5, 40, size=random.integers(1, 20)), 3] for _ in range(count)]
         return Features(ids, [[0] * len(row) for row in ids], [float(x) for x in random.integers(3, size=count)])
 
-    dev = {"dev_matched": features(150), "dev_mismatched": features(20)}
     job = GlueJob(
         task=TASKS["MNLI"],
         settings=SETTINGS,
+        dev={"dev_matched": features(150), "dev_mismatched": features(20)},
         train=features(30),
         train_examples=30,
         pad_id=0,
-        dev=dev,
         tests={},
     )
     made = Run(read_stored(stock_model).encoder(), job, SETTINGS, 1, FP32, start_processes())
@@ -80,9 +79,8 @@ def test_every_example_has_its_own_prediction_and_each_split_its_scores(run: Run
 
 def test_unlabeled_examples_become_a_submission_and_labeled_ones_are_scored_too(stock_model: Path) -> None:
     examples = [Example(("word1", "word2"), 1.0)] * 2
-    unseen = [Example(("word1", "word2"), math.nan)] * 2
     tests = {
-        "MNLI-m.tsv": ExampleSet(TASKS["MNLI"], ["3", "4"], unseen),
+        "MNLI-m.tsv": ExampleSet(TASKS["MNLI"], ["3", "4"], [Example(("word1", "word2"), math.nan)] * 2),
         "AX.tsv": ExampleSet(AX, ["0", "1"], examples),
     }
     data = TaskData(examples, dict.fromkeys(TASKS["MNLI"].dev_splits, examples), tests)
@@ -110,8 +108,7 @@ def test_one_text_and_a_pair_have_berts_form(real_tokenizer: BertTokenizerFast) 
 
 def test_segments_and_targets_accompany_the_ids(real_tokenizer: BertTokenizerFast) -> None:
     features = tokenize_examples([Example(("A man", "Two men"), 0.5)], real_tokenizer, 128)
-    assert features.token_type_ids == [[0, 0, 0, 0, 1, 1, 1]]
-    assert features.targets == [0.5]
+    assert (features.token_type_ids, features.targets) == ([[0, 0, 0, 0, 1, 1, 1]], [0.5])
 
 
 def test_a_long_pair_loses_the_end_of_its_longer_text(real_tokenizer: BertTokenizerFast) -> None:
@@ -130,8 +127,7 @@ def test_the_output_is_one_dense_layer_on_the_first_hidden_state() -> None:
     classifier = model(3).eval()
     batch = collate(FEATURES, [0, 1], 0, CPU)
     hidden_BLH = classifier.electra(batch.input_ids_BL, batch.attention_mask_BL, batch.token_type_ids_BL)
-    expected_BC = hidden_BLH[:, 0] @ classifier.head.weight.T + classifier.head.bias
-    torch.testing.assert_close(classifier(batch), expected_BC)
+    torch.testing.assert_close(classifier(batch), hidden_BLH[:, 0] @ classifier.head.weight.T + classifier.head.bias)
 
 
 def test_hugging_faces_head_is_electras_classification_head() -> None:
@@ -156,10 +152,13 @@ PREDICTED = np.array([1, 0, 1, 0, 1, 1, 0, 0, 1, 1])  # 4 true and 2 false posit
 
 
 def test_classification_metrics_follow_their_definitions() -> None:
-    values = score(("accuracy", "f1", "matthews"), TARGET, PREDICTED)
-    assert values["accuracy"] == pytest.approx(7 / 10)
-    assert values["f1"] == pytest.approx(2 * 4 / (2 * 4 + 2 + 1))
-    assert values["matthews"] == pytest.approx((4 * 3 - 2 * 1) / np.sqrt(6 * 5 * 5 * 4))
+    assert score(("accuracy", "f1", "matthews"), TARGET, PREDICTED) == pytest.approx(
+        {
+            "accuracy": 7 / 10,
+            "f1": 2 * 4 / (2 * 4 + 2 + 1),
+            "matthews": (4 * 3 - 2 * 1) / np.sqrt(6 * 5 * 5 * 4),
+        }
+    )
 
 
 def test_pearson_measures_linear_and_spearman_rank_correlation() -> None:

@@ -21,8 +21,7 @@ def test_every_task_and_metric_has_its_column() -> None:
 
 
 def test_the_papers_columns_come_first_in_its_order_and_others_have_no_paper_index() -> None:
-    places = {column.title: column.paper_index for column in GLUE_COLUMNS}
-    assert list(places.items()) == [
+    assert [(column.title, column.paper_index) for column in GLUE_COLUMNS] == [
         ("MNLI-m", 0),
         ("MNLI-mm", 1),
         ("AX", None),

@@ -41,8 +41,7 @@ def test_a_metric_missing_in_a_run_is_an_empty_cell() -> None:
 
 
 def test_a_model_given_by_two_paths_is_one_row_named_by_the_first() -> None:
-    records = [make_record(0.3, model="model"), make_record(0.5, seed=2, model="/absolute/model")]
-    (row,) = make_rows(records)
+    (row,) = make_rows([make_record(0.3, model="model"), make_record(0.5, seed=2, model="/absolute/model")])
     assert (row.name, row.cells["CoLA"].scores) == ("model", (30.0, 50.0))
 
 

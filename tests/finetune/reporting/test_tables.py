@@ -25,8 +25,7 @@ def test_pairs_of_models_are_rows_and_scores_are_columns() -> None:
     models: list[dict[str, Any]] = [{"model": name, "model_sha256": name * 64} for name in "abc"]
     records = [make_record(0.5, **model) for model in models]
     records += [make_record(task="MNLI", last=scores, **model) for model in models[:2]]
-    lines = difference_lines(differences(make_rows(records), COLUMNS, []))
-    assert lines[:5] == [
+    assert difference_lines(differences(make_rows(records), COLUMNS, []))[:5] == [
         "| difference | MNLI-m | MNLI-mm | CoLA |",
         "|---|---|---|---|",
         "| b - a | +0.0 (1) | +0.0 (1) | +0.0 (1) |",

@@ -24,8 +24,7 @@ def test_a_batch_is_padded_to_its_longest_sequence_and_the_padding_masked() -> N
 
 def test_an_empty_share_is_a_batch_with_weight_zero() -> None:
     batch = collate(FEATURES, [], pad_id=4, device=CPU)
-    assert batch.input_ids_BL.shape == (1, 3)
-    assert batch.weight_B.tolist() == [0.0]
+    assert (batch.input_ids_BL.shape, batch.weight_B.tolist()) == ((1, 3), [0.0])
 
 
 def test_the_ranks_divide_the_examples_into_equally_many_batches_of_similar_lengths() -> None:

@@ -78,8 +78,7 @@ def test_words_are_recovered_to_the_last_character(
     begin, end = places[first][0], places[last][1]
     (pieces,) = cut_into_pieces([text], tokenizer)
     span = pieces.covering(begin, end)
-    assert span is not None
-    assert pieces.text(text, *span) == text[begin:end]
+    assert span is not None and pieces.text(text, *span) == text[begin:end]
 
 
 def test_an_answer_of_byte_level_pieces_has_no_space_around_it(tmp_path: Path) -> None:
@@ -89,8 +88,7 @@ def test_an_answer_of_byte_level_pieces_has_no_space_around_it(tmp_path: Path) -
     for answer in ("the", "day and", "then  the", "end", "and\n the end"):
         begin = text.rindex(answer)
         span = pieces.covering(begin, begin + len(answer))
-        assert span is not None
-        assert pieces.text(text, *span) == answer
+        assert span is not None and pieces.text(text, *span) == answer
 
 
 @settings(max_examples=100)
@@ -102,8 +100,7 @@ def test_in_any_text_a_span_of_pieces_is_an_ordered_stretch_of_it(text: str, tok
     assert ((pieces.begin >= 0) & (pieces.begin < pieces.end) & (pieces.end <= len(text))).all()
     for place in range(len(pieces.ids)):
         span = pieces.covering(int(pieces.begin[place]), int(pieces.end[place]))
-        assert span is not None
-        assert span[0] <= place <= span[1]
+        assert span is not None and span[0] <= place <= span[1]
 
 
 def test_a_stretch_covers_no_neighbor_and_may_cover_nothing(tokenizer: BertTokenizerFast) -> None:
@@ -117,8 +114,7 @@ def test_windows_cover_everything_and_none_is_superfluous(size: int, capacity: i
     assert sorted({piece for window in windows for piece in window}) == list(range(size))
     assert all(len(window) <= capacity for window in windows)
     assert all(window.stop < size for window in windows[:-1])
-    steps = {right.start - left.start for left, right in pairwise(windows)}
-    assert steps <= {min(stride, capacity)}
+    assert {right.start - left.start for left, right in pairwise(windows)} <= {min(stride, capacity)}
 
 
 @given(size=st.integers(0, 60), capacity=st.integers(1, 20), stride=st.integers(1, 30))
@@ -139,8 +135,7 @@ def example(answer: Answer | None, paragraph: str = "a b a . $ 7 a b z z e o i s
 
 
 def test_a_window_contains_the_question_and_part_of_the_paragraph(tokenizer: BertTokenizerFast) -> None:
-    file = example(Answer("i s .", 24))
-    made = make_windows(file, tokenizer, short(), training=True)
+    made = make_windows(example(Answer("i s .", 24)), tokenizer, short(), training=True)
     ids, segments, targets = made.features
     first = " ".join(tokenizer.convert_ids_to_tokens(ids[0]))
     assert first == "[CLS] s o a b [UNK] [SEP] a b a . $ 7 a b z z e o [SEP]"

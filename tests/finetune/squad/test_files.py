@@ -33,9 +33,11 @@ def test_the_real_dev_sets_have_their_official_sizes(shared_data: Path) -> None:
 def test_a_folder_of_real_files_loads(shared_data: Path) -> None:
     data = load_squad(VERSIONS["2.0"], shared_data / "squad" / "article_split")
     assert (len(data.train.questions), len(data.dev.questions)) == (14_162, 2_268)
-    for question in data.train.questions:
-        for answer in question.answers[:1]:
-            assert data.train.paragraphs[question.paragraph].startswith(answer.text, answer.start)
+    assert all(
+        data.train.paragraphs[question.paragraph].startswith(answer.text, answer.start)
+        for question in data.train.questions
+        for answer in question.answers[:1]
+    )
 
 
 def test_a_question_without_answers_and_one_of_squad_1_are_read(tmp_path: Path) -> None:

@@ -101,8 +101,7 @@ def test_a_beam_as_wide_as_the_text_finds_the_best_span() -> None:
 
 @pytest.mark.parametrize(("kind", "beam"), [("electra", 20), ("xlnet", 5)])
 def test_the_beam_is_limited_by_the_length(kind: str, beam: int) -> None:
-    beams = model(kind).eval()(BATCH)
-    assert beams.end_BKK.shape == (3, min(beam, 9), min(beam, 9))
+    assert model(kind).eval()(BATCH).end_BKK.shape == (3, min(beam, 9), min(beam, 9))
 
 
 def test_the_loss_is_the_mean_of_start_and_end_and_half_of_answerability() -> None:
@@ -119,8 +118,7 @@ def test_every_parameter_of_the_head_gets_a_gradient_in_both_kinds() -> None:
         answerer = model(kind).train()
         span_losses(answerer(BATCH), BATCH.target_B).sum().backward()
         for name, parameter in answerer.named_parameters():
-            assert parameter.grad is not None, name
-            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
 
 def test_only_xlnets_answerability_has_dropout_and_no_bias() -> None:
