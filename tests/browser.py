@@ -37,8 +37,7 @@ class Browser:
         os.close(back)
         targets = self.call("Target.getTargets")["targetInfos"]
         (page,) = [target["targetId"] for target in targets if target["type"] == "page"]
-        attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
-        self._session = {"sessionId": attached["sessionId"]}
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)
 
     def __enter__(self) -> Self:
         return self

@@ -44,8 +44,7 @@ def test_the_official_command_chooses_the_sentence_of_higher_likelihood(shards_f
     (found,) = tmp_path.glob("results/**/predictions.json")
     scores = open_scorer(str(run), ["likelihood"]).scores({sentence for pair in PAIRS for sentence in pair})
     chosen = [max(pair, key=lambda sentence: scores[sentence]["likelihood"].sum()) for pair in PAIRS]
-    predicted = json.loads(found.read_text())["pairs"]["predictions"]
-    assert [one["pred"] for one in predicted] == chosen
+    assert [one["pred"] for one in json.loads(found.read_text())["pairs"]["predictions"]] == chosen
     right = sum(one == good for one, (good, _) in zip(chosen, PAIRS, strict=True))
     report = (found.parent / "best_temperature_report.txt").read_text()
     assert report.rstrip().endswith(f"### AVERAGE ACCURACY\n{100 * right / len(PAIRS):.2f}")

@@ -8,12 +8,10 @@ import pytest
 from bench.bitwise import BitwiseOptions, main
 from tests.conftest import REPOSITORY
 
-CODE = ("electra_sampler", "data_prep", "pretrain", "ds_configs")
-
 
 @pytest.mark.long
 def test_equal_code_gives_equal_bits_and_a_changed_epsilon_does_not(shards_folder: Path, tmp_path: Path) -> None:
-    for name in CODE:
+    for name in ("electra_sampler", "data_prep", "pretrain", "ds_configs"):
         shutil.copytree(REPOSITORY / name, tmp_path / "before" / name, ignore=shutil.ignore_patterns("__pycache__"))
     options = BitwiseOptions(before=tmp_path / "before", data=shards_folder, cells=("electra/fp32/0",))
     assert main(options) == 0

@@ -37,11 +37,11 @@ def script(options: GpuOptions, code: str, seconds: float = 60.0, name: str = "p
     return Part("a", name, (sys.executable, "-c", start + code), seconds)
 
 
-COUNTS = """
+ENDS_THE_SECOND_TIME = """
 found = json.loads(product.read_text()) if product.exists() else {"steps": 0}
 product.write_text(json.dumps({"steps": found["steps"] + 1}))
+time.sleep(0 if found["steps"] else 60)
 """
-ENDS_THE_SECOND_TIME = COUNTS + "time.sleep(0 if found['steps'] else 60)"
 
 
 def test_a_part_killed_at_the_limit_keeps_its_results_and_goes_on_in_the_next_call(options: GpuOptions) -> None:
@@ -114,8 +114,7 @@ def test_passed_items_are_kept_and_the_one_that_hung_comes_last(tmp_path: Path) 
     assert run_items({name: partial(item, name, error) for name, error in errors.items()}, product) == 1
     assert ran == ["wrong", "absent", "new", "hung"]
     records = json.loads(product.read_text())
-    outcomes = [record["outcome"] for record in records.values()]
-    assert outcomes == ["passed", "passed", "failed", "skipped", "passed"]
+    assert [record["outcome"] for record in records.values()] == ["passed", "passed", "failed", "skipped", "passed"]
     assert records["done"]["x"] == 1 and records["wrong"]["reason"] == "AssertionError: off"
 
 
@@ -126,8 +125,7 @@ def test_on_a_cpu_every_part_of_every_stage_runs_to_its_end(
 ) -> None:
     whole = options.model_copy(update={"data": shards_folder, "minutes": 20, "study_scale": 0.0005})
     assert main(whole) == 0, capsys.readouterr().out
-    parts = list(all_parts(whole))
-    records = {part.name: Results(options.output).of(part) for part in parts}
+    records = {part.name: Results(options.output).of(part) for part in all_parts(whole)}
     assert {record["state"] for record in records.values()} == {"finished"}
     tests = (options.output / "logs/tests.txt").read_text()
     assert "test_the_engine_has_the_losses_of_plain_pytorch[hp_loss-zero1_fp16] PASSED" in tests

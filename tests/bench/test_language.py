@@ -34,8 +34,7 @@ def test_the_exact_distribution_is_that_of_all_documents(monkeypatch: pytest.Mon
     source = np.random.default_rng(0)
     chosen = ids[source.integers(len(ids), size=12)]
     masked = source.random(chosen.shape) < 0.5
-    found = grammar.posterior(chosen, masked)
-    for document, hidden, p in zip(chosen, masked, found, strict=True):
+    for document, hidden, p in zip(chosen, masked, grammar.posterior(chosen, masked), strict=True):
         fits = (ids == document)[:, ~hidden].all(1)
         for place in np.flatnonzero(hidden):
             wanted = np.bincount(ids[fits, place], shares[fits], len(grammar.words)) / shares[fits].sum()

@@ -32,9 +32,10 @@ def test_the_rows_of_a_seed_differ_only_in_their_objective_and_overrides() -> No
     study = read_study(REPOSITORY / "bench/studies/replication.json")
     plain = set()
     for row in study.rows:
-        command = train(study, row, 7)
-        own = command.replace(f"{row.folder}-seed7", "RUN").replace(
-            f"--row {shlex.quote(row.row or '')} ", "--row ROW "
+        own = (
+            train(study, row, 7)
+            .replace(f"{row.folder}-seed7", "RUN")
+            .replace(f"--row {shlex.quote(row.row or '')} ", "--row ROW ")
         )
         for override in row.set:
             own = own.replace(f" {override}", "")

@@ -11,10 +11,8 @@ from electra_sampler.foundation.config import ConfigError
 from finetune.glue.tasks import TASKS
 from tests.conftest import REPOSITORY
 
-STUDIES = sorted((REPOSITORY / "bench/studies").glob("*.json"))
 
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "bench/studies").glob("*.json")), ids=lambda path: path.stem)
 def test_the_shipped_studies_are_read_and_scale_to_a_hundredth(path: Path) -> None:
     study = read_study(path)
     small = study.scaled(0.01)
@@ -23,17 +21,9 @@ def test_the_shipped_studies_are_read_and_scale_to_a_hundredth(path: Path) -> No
     assert study.scaled(1.0) == study
 
 
-def changed(tmp_path: Path, **changes: Any) -> Path:
-    values = json.loads((REPOSITORY / "bench/studies/replication.json").read_text())
-    path = tmp_path / "study.json"
-    path.write_text(json.dumps(values | changes))
-    return path
-
-
 def test_a_probe_is_scored_on_its_tasks_first_dev_split() -> None:
     for task in ("CoLA", "MNLI"):
-        probe = Probe(task=task, metric="accuracy", epochs=1, seeds=(1,))
-        assert probe.split == TASKS[task].dev_splits[0]
+        assert Probe(task=task, metric="accuracy", epochs=1, seeds=(1,)).split == TASKS[task].dev_splits[0]
 
 
 ROW = {"name": "A", "row": "ELECTRA"}
@@ -61,8 +51,10 @@ ROW = {"name": "A", "row": "ELECTRA"}
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    values = json.loads((REPOSITORY / "bench/studies/replication.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps(values | changes))
     with pytest.raises(ConfigError) as caught:
-        read_study(changed(tmp_path, **changes))
+        read_study(tmp_path / "study.json")
     assert problem in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -36,8 +36,7 @@ def losses(folder: Path) -> dict[int, tuple[float, ...]]:
 
 def saved_step(folder: Path) -> int:
     """Step of the last checkpoint that was saved in addition to the scheduled ones."""
-    saved = max((folder / "checkpoints").glob("step-*[0-9]"))
-    return int(saved.name.removeprefix("step-"))
+    return int(max((folder / "checkpoints").glob("step-*[0-9]")).name.removeprefix("step-"))
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 200) -> None:

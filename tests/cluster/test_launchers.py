@@ -130,14 +130,13 @@ def wait(process: subprocess.Popen[str], seconds: float) -> int | None:
 
 def processes(hosts: TwoHosts, host: str, target: str) -> list[int]:
     """Processes with this name on the page, without the shells in which sshd starts them."""
-    found = {pid: command_line(pid) for pid in hosts.processes(host, COMMAND_LINES[target])}
+    found = {
+        pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        for pid in hosts.processes(host, COMMAND_LINES[target])
+    }
     if target == "a rank":  # its launchers' command lines contain its own
         return [pid for pid, line in found.items() if re.match(rf"\S*python\S* (-u )?{RANK} ", line)]
     return [pid for pid, line in found.items() if not re.match(r"\S*(ba)?sh -c", line)]
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def ranks(hosts: TwoHosts) -> list[int]:

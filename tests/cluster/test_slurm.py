@@ -30,8 +30,7 @@ def submit_training(slurm: Slurm, shards: Path, folder: Path, *changes: str, lim
 
 
 def field(slurm: Slurm, job: str, name: str) -> str:
-    shown = dict(part.partition("=")[::2] for part in slurm.run("scontrol", "show", "job", job).split())
-    return shown[name]
+    return dict(part.partition("=")[::2] for part in slurm.run("scontrol", "show", "job", job).split())[name]
 
 
 def wait_for_end(slurm: Slurm, job: str, folder: Path, seconds: float = 400, state: str = "COMPLETED") -> None:
@@ -133,8 +132,7 @@ def test_a_job_that_is_ended_from_outside_has_saved_its_progress(
 def test_a_user_error_ends_the_job_at_once(slurm: Slurm, tmp_path: Path) -> None:
     job = submit(slurm, tmp_path, *ON_TWO_NODES, "cluster/pretrain.sbatch", "--data", tmp_path / "nowhere")
     wait_for_end(slurm, job, tmp_path, state="FAILED")
-    assert field(slurm, job, "ExitCode") == "2:0"
-    assert field(slurm, job, "Restarts") == "0"
+    assert (field(slurm, job, "ExitCode"), field(slurm, job, "Restarts")) == ("2:0", "0")
     assert "nowhere" in (tmp_path / "job.out").read_text()
 
 
@@ -199,8 +197,7 @@ def test_an_array_fine_tunes_each_task_and_a_signalled_element_resumes(
     script = [REPOSITORY / "finetune/run_glue.py", "--task", "CoLA", "--model", stock_model, "--output", "whole"]
     slurm.hosts.run(["python", *script, *options], tmp_path)
     (whole,) = read_records(tmp_path / "whole/results.jsonl")
-    assert resumed.train_losses == whole.train_losses
-    assert resumed.last == whole.last
+    assert (resumed.train_losses, resumed.last) == (whole.train_losses, whole.last)
 
 
 @pytest.mark.parametrize("name", ["build", "pretrain", "finetune"])

@@ -13,8 +13,6 @@ from tests.cluster.two_hosts import ADDRESSES, TwoHosts
 from tests.conftest import REPOSITORY
 from tests.warm import outputs, two_ranks
 
-KEEP_ALIVE = {"PDSH_SSH_ARGS_APPEND": "-o ServerAliveInterval=5"}
-
 
 def ranks(hosts: TwoHosts) -> list[int]:
     return [pid for host in ADDRESSES for pid in hosts.processes(host, f"-u {REPOSITORY}/pretrain/run.py --local_rank")]
@@ -45,7 +43,7 @@ def test_after_one_host_is_disconnected_the_rerun_command_ends_with_the_same_los
 ) -> None:
     folder = tmp_path / "run"
     command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder)]
-    process = two_hosts.start(command, tmp_path, **KEEP_ALIVE)
+    process = two_hosts.start(command, tmp_path, PDSH_SSH_ARGS_APPEND="-o ServerAliveInterval=5")
     wait_for(lambda: len(losses(folder)) >= 9)
     two_hosts.cut("node2")
     cut_at = time.monotonic()
@@ -70,7 +68,11 @@ def test_no_rank_outlives_its_launchers_and_the_rerun_command_finishes_the_run(
     command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder, *LONGER)]
     supervised = ["python", REPOSITORY / "pretrain/supervise.py", "--", *command]
     process = two_hosts.start(supervised if "supervise" in launcher else command, tmp_path)
-    kill(two_hosts, launcher, folder)
+    wait_for(lambda: len(losses(folder)) >= 2)
+    assert len(ranks(two_hosts)) == 2
+    for pid in two_hosts.processes("node1", launcher):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not ranks(two_hosts), HANG_TIMEOUT)
     process.communicate(timeout=60)
     assert saved_step(folder) == max(losses(folder)) < 200
     two_hosts.run(command, tmp_path)
@@ -93,12 +95,3 @@ def test_a_supervised_run_restarts_after_a_rank_of_the_other_host_is_killed(
     assert "supervise: rank 1 on node2: exited without a message" in output
     assert "supervise: restart 1 of 1, from step-00000050" in output
     assert losses(folder) == losses(whole_longer)
-
-
-def kill(hosts: TwoHosts, launcher: str, folder: Path) -> None:
-    """Kills these processes on node1 during a run, and waits for the end of its ranks."""
-    wait_for(lambda: len(losses(folder)) >= 2)
-    assert len(ranks(hosts)) == 2
-    for process in hosts.processes("node1", launcher):
-        os.kill(process, signal.SIGKILL)
-    wait_for(lambda: not ranks(hosts), HANG_TIMEOUT)

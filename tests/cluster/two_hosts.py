@@ -90,8 +90,7 @@ class TwoHosts:
         self._switch = Namespace(SWITCH, "net")
         self.hosts: dict[str, Namespace] = {}
         for name, address in ADDRESSES.items():
-            script = HOST.format(name=name, address=address, folder=folder)
-            self.hosts[name] = Namespace(script, *NAMESPACES)
+            self.hosts[name] = Namespace(HOST.format(name=name, address=address, folder=folder), *NAMESPACES)
             self._connect(name, address)
             self.hosts[name].proceed()
 
