@@ -271,4 +271,5 @@ def test_a_row_group_or_a_text_too_large_is_refused_by_name(
 def test_a_text_of_any_size_takes_less_than_a_gigabyte(tmp_path: Path, texts: list[str], end: str, most: int) -> None:
     write(tmp_path / "a.parquet", {"text": pyarrow.array(texts, pyarrow.large_string())})
     del texts
-    assert peak_of_reading(tmp_path / "a.parquet") == (end, pytest.approx(0, abs=most))
+    ended, peak = peak_of_reading(tmp_path / "a.parquet")
+    assert ended == end and peak < most
