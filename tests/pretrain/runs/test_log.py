@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pretrain.runs.curves import WRITERS, Curves, Histogram, TensorBoard
+from pretrain.runs.curves import WRITERS, Curves, Histogram, TensorBoard, curves_of
 from pretrain.runs.log import FIRST_TO_GO, LEGEND, SHOWN, WIDTH, RunLog, log_line, read_metrics
 from tests.pretrain.conftest import fill
 
@@ -20,17 +20,19 @@ def new_log(folder: Path, step: int = 0, **options: Any) -> RunLog:
     return RunLog(folder, step, total_steps=100, **options)
 
 
-def test_a_record_is_written_to_file_terminal_and_tensorboard(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "ending"), [("train", " left\n"), ("held_out", "  held out\n")])
+def test_every_number_of_a_record_is_written_to_file_and_tensorboard_and_the_most_important_to_the_terminal(
+    kind: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = VALUES | {"entropy": {"p_G": 3.0, "p_S": 4.0}, "max_probability": {"p_G": [0.25, 0.75]}}
     with closing(new_log(tmp_path)) as log:
-        log.write("train", 10, values)
-    assert read_metrics(tmp_path, "train") == [{"kind": "train", "step": 10, **values}]
+        log.write(kind, 10, values)
+    assert read_metrics(tmp_path, kind) == [{"kind": kind, "step": 10, **values}]
     line = capsys.readouterr().out
-    assert line.startswith("step 10/100  L_D 0.410/0.430  12.3k tok/s  ") and line.endswith(" left\n")
-    board = EventAccumulator(str(tmp_path)).Reload()
-    assert board.Scalars("Loss/discriminator_loss/train")[0].value == pytest.approx(0.41)
+    assert line.startswith("step 10/100  L_D 0.410/0.430  12.3k tok/s  ") and line.endswith(ending)
+    board, curves = EventAccumulator(str(tmp_path)).Reload(), curves_of(kind, values)
+    drawn = {name: event.value for name in board.Tags()["scalars"] for event in board.Scalars(name)}
+    assert drawn == pytest.approx(curves.scalars) and board.Tags()["histograms"] == [*curves.histograms]
 
 
 def test_a_resumed_run_discards_records_after_its_checkpoint(tmp_path: Path) -> None:
