@@ -1,14 +1,16 @@
 """Shared by the tests of exports: a tokenizer to export, and a batch in Hugging Face's names."""
 
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from data_prep.tokens import open_tokenizer
 from pretrain.data.batches import Batch
-from pretrain.method.electra import Electra
 from pretrain.planning.options import RunOptions
 from pretrain.planning.plan import make_plan
 from pretrain.runs.models import initial_model
@@ -33,13 +35,23 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
     }
 
 
-def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Electra:
+def start(shards: Path, init_from: tuple[str, ...], **changes: object) -> Any:
+    """The model with which a run begins."""
     plan = make_plan(options(shards, init_from, **changes))
-    model = initial_model(plan.description, plan.donors)
-    assert isinstance(model, Electra)
-    return model
+    return initial_model(plan.description, plan.donors)
 
 
 def options(shards: Path, init_from: tuple[str, ...], **changes: object) -> RunOptions:
     values = {"preset": "tiny", "data": (shards,), "output": shards / "none", "init_from": init_from, **changes}
     return RunOptions.from_values(values)
+
+
+def change_config(folder: str | Path, changes: dict[str, Any]) -> None:
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: str | Path, changes: dict[str, torch.Tensor]) -> None:
+    """Adds these weights, or replaces those of the same names."""
+    path = Path(folder) / "model.safetensors"
+    save_file(load_file(path) | changes, path, {"format": "pt"})

@@ -1,19 +1,16 @@
 """Claims about reading Hugging Face folders, against Hugging Face itself."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoTokenizer, ElectraConfig, ElectraForPreTraining
 
 from electra_sampler.foundation.config import ConfigError
 from pretrain.huggingface.folders import load_tokenizer, read_weights
 from pretrain.huggingface.stored import read_stored, write
-from tests.pretrain.huggingface.conftest import assert_bitwise
+from tests.pretrain.huggingface.conftest import assert_bitwise, change_config, change_weights
 
 SIZES = {
     "vocab_size": 50,
@@ -91,8 +88,7 @@ def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder:
 def test_a_folder_without_a_supported_electra_is_one_clear_error(
     damage: dict[str, object], message: str, stock_folder: Path
 ) -> None:
-    path = stock_folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    change_config(stock_folder, damage)
     with pytest.raises(ConfigError, match=message):
         read_stored(stock_folder).encoder()
 
@@ -155,34 +151,24 @@ def test_damaged_weights_are_one_clear_error(stock_folder: Path) -> None:
         read_stored(stock_folder).encoder()
 
 
-def change_weights(folder: Path, **changed: Tensor) -> None:
-    """Adds these weights or replaces the weights of the same name; `__` stands for a dot."""
-    weights = load_file(folder / "model.safetensors")
-    save_file(
-        weights | {name.replace("__", "."): tensor for name, tensor in changed.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
-
-
 def test_a_distance_table_is_refused_even_if_the_configuration_does_not_mention_it(stock_folder: Path) -> None:
     """Such as `position_embedding_type: relative_key` adds to each layer; without it the outputs would be wrong."""
     table = torch.zeros(1023, 8)
-    change_weights(stock_folder, electra__encoder__layer__0__attention__self__distance_embedding__weight=table)
+    change_weights(stock_folder, {"electra.encoder.layer.0.attention.self.distance_embedding.weight": table})
     with pytest.raises(ConfigError, match=r"holds 1 weight that the model .* lacks, such as .*distance_embedding"):
         read_stored(stock_folder).encoder()
 
 
 def test_position_ids_saved_by_old_versions_are_ignored(stock_folder: Path) -> None:
     before = read_stored(stock_folder).encoder().state_dict()
-    change_weights(stock_folder, electra__embeddings__position_ids=torch.arange(512)[None])
+    change_weights(stock_folder, {"electra.embeddings.position_ids": torch.arange(512)[None]})
     after = read_stored(stock_folder).encoder().state_dict()
     assert_bitwise(after, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
 def test_weights_that_fp32_cannot_represent_exactly_are_refused(dtype: torch.dtype, stock_folder: Path) -> None:
-    change_weights(stock_folder, electra__embeddings__LayerNorm__weight=torch.ones(16, dtype=dtype))
+    change_weights(stock_folder, {"electra.embeddings.LayerNorm.weight": torch.ones(16, dtype=dtype)})
     kind = str(dtype).removeprefix("torch.")
     with pytest.raises(ConfigError, match=f"LayerNorm.weight as {kind}; save it as float32, bfloat16 or float16"):
         read_stored(stock_folder).encoder()
@@ -193,14 +179,14 @@ def test_weights_that_fp32_cannot_represent_exactly_are_refused(dtype: torch.dty
 def test_a_weight_that_is_not_finite_is_refused_by_name(value: float, dtype: torch.dtype, stock_folder: Path) -> None:
     weight = torch.ones(16, dtype=dtype)
     weight[7] = value
-    change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
+    change_weights(stock_folder, {"electra.embeddings.LayerNorm.weight": weight})
     with pytest.raises(ConfigError, match=r"holds NaN or infinity in electra\.embeddings\.LayerNorm\.weight, expected"):
         read_stored(stock_folder).encoder()
 
 
 def test_weights_in_half_precision_are_loaded_exactly(stock_folder: Path) -> None:
     weight = torch.rand(16).bfloat16()
-    change_weights(stock_folder, electra__embeddings__LayerNorm__weight=weight)
+    change_weights(stock_folder, {"electra.embeddings.LayerNorm.weight": weight})
     found = read_stored(stock_folder).encoder().get_parameter("embeddings.LayerNorm.weight")
     assert torch.equal(found, weight.float())
 

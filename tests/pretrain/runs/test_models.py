@@ -1,9 +1,9 @@
 """Claims about a run's initial model; test_evaluate.py covers loading a trained one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ from pretrain.engine.checkpoint import EngineState, load, newest_valid, save
 from pretrain.engine.plain import MOMENTS
 from pretrain.method.objective import Objective
 from pretrain.model.modern import ModernConfig
-from pretrain.planning.plan import Plan, make_plan
+from pretrain.planning.plan import make_plan
 from pretrain.presets import PRESETS, with_objective
 from pretrain.runs.folder import CHECKPOINTS, write_run
-from pretrain.runs.models import build_model, empty_model, initial_model, initial_state
-from tests.pretrain.conftest import options
+from pretrain.runs.models import build_model, empty_model, initial_state
 from tests.pretrain.data.range_server import serving
+from tests.pretrain.huggingface.conftest import assert_bitwise, options, start
 from tests.pretrain.runs.described import described
 
 
@@ -28,7 +28,7 @@ def test_initial_weights_depend_only_on_the_seed(shards_folder: Path) -> None:
     shards = Shards(shards_folder)
     descriptions = [described(with_overrides(PRESETS["tiny"], [f"seed={seed}"]), shards) for seed in (1, 1, 2)]
     first, again, other = (build_model(description) for description in descriptions)
-    assert_equal(first.state_dict(), again.state_dict())
+    assert_bitwise(first.state_dict(), again.state_dict())
     table = "discriminator.embeddings.word_embeddings.weight"
     assert not torch.equal(first.state_dict()[table], other.state_dict()[table])
     assert first.special_mask_id == shards.manifest.special_tokens.mask
@@ -77,22 +77,8 @@ def test_new_tokens_are_those_of_shards_behind_a_url(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run, _ = run_of("hp_loss", tokens=290)
     with serving(shards_folder, delay=0.0) as server:
-        remote = start_from(shards_folder, run, data=(server.url,))
-    assert_equal(remote.state_dict(), start_from(shards_folder, run).state_dict())
-
-
-def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Asserts that the same names have bitwise the same tensors."""
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-def plan_from(shards: Path, run: Path, **changes: object) -> Plan:
-    return make_plan(options(shards, shards / "none", **{"init_from": (str(run),), **changes}))
-
-
-def start_from(shards: Path, run: Path, **changes: object) -> Objective:
-    plan = plan_from(shards, run, **changes)
-    return initial_model(plan.description, plan.donors)
+        remote = start(shards_folder, (str(run),), data=(server.url,))
+    assert_bitwise(remote.state_dict(), start(shards_folder, (str(run),)).state_dict())
 
 
 @pytest.mark.parametrize("objective", ["electra", "hp_loss", "hp_dist", "mlm"])
@@ -103,8 +89,8 @@ def test_a_run_starts_another_with_bitwise_all_its_weights(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, trained = run_of(objective)
-    weights = start_from(shards_folder, run, objective=objective).state_dict()
-    assert_equal(weights, trained.state_dict())
+    weights = start(shards_folder, (str(run),), objective=objective).state_dict()
+    assert_bitwise(weights, trained.state_dict())
     assert "start fresh" not in capsys.readouterr().out
 
 
@@ -112,7 +98,7 @@ def test_a_run_of_another_objective_starts_all_but_the_sampling_head(
     run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, trained = run_of("hp_loss")
-    weights = start_from(shards_folder, run, objective="hp_dist").state_dict()
+    weights = start(shards_folder, (str(run),), objective="hp_dist").state_dict()
     changed = {
         name.split(".")[0] for name, weight in trained.state_dict().items() if not torch.equal(weight, weights[name])
     }
@@ -125,23 +111,13 @@ def test_a_masked_language_models_run_starts_the_generator_and_one_without_a_gen
     objective: str, place: str, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
 ) -> None:
     run, trained = run_of(objective)
-    started = start_from(shards_folder, run).exported(place).state_dict()
-    assert_equal(started, trained.exported(".").state_dict())
-
-
-def test_a_run_with_other_tokens_is_refused(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
-    run, _ = run_of("hp_loss")
-    path = run / "tokenizer" / "vocab.txt"
-    tokens = path.read_text().splitlines()
-    tokens[-1], tokens[-2] = tokens[-2], tokens[-1]
-    path.write_text("\n".join(tokens) + "\n")
-    with pytest.raises(ConfigError, match="is neither the data's nor its beginning"):
-        start_from(shards_folder, run)
+    started = start(shards_folder, (str(run),)).exported(place).state_dict()
+    assert_bitwise(started, trained.exported(".").state_dict())
 
 
 def kept_from(shards: Path, run: Path, **changes: object) -> tuple[EngineState, EngineState]:
     """The state that a run keeps at its start, and the state of the checkpoint it is from."""
-    plan = plan_from(shards, run, keep_optimizer=True, **changes)
+    plan = make_plan(options(shards, (str(run),), keep_optimizer=True, **changes))
     state = initial_state(plan.description, plan.donors)[1]
     saved = newest_valid(run / CHECKPOINTS)
     assert state is not None and saved is not None
@@ -154,7 +130,7 @@ def test_a_kept_optimizer_is_bitwise_the_runs_but_for_its_loss_scale(
 ) -> None:
     state, saved = kept_from(shards_folder, run_of(objective)[0], objective=objective)
     assert (state.adam_steps, state.loss_scale) == (6, {})
-    assert_equal(state.weights | state.moments, saved.weights | saved.moments)
+    assert_bitwise(state.weights | state.moments, saved.weights | saved.moments)
 
 
 @pytest.mark.parametrize(("before", "now"), [(False, True), (True, True), (True, False)])
@@ -164,7 +140,7 @@ def test_muons_state_is_refused_under_adamw_as_it_has_no_second_moments_and_adam
     run, given = run_of("hp_loss", muon=before)[0], {"set": (f"optim.muon={str(now).lower()}",)}
     if now:
         state, saved = kept_from(shards_folder, run, **given)
-        assert_equal(state.moments["exp_avg"], saved.moments["exp_avg"])
+        assert_bitwise(state.moments["exp_avg"], saved.moments["exp_avg"])
     else:
         with pytest.raises(ConfigError, match=r"^keep_optimizer: got optim\.muon true .*; add --set optim\.muon=true"):
             kept_from(shards_folder, run, **given)
@@ -177,7 +153,7 @@ def test_moments_of_added_positions_repeat_as_the_positions_do(
     for tensors in (saved.weights, *saved.moments.values()):
         for name in [name for name in tensors if name.endswith("position_embeddings.weight")]:
             tensors[name] = torch.cat([tensors[name], tensors[name][:188]])
-    assert_equal(state.weights | state.moments, saved.weights | saved.moments)
+    assert_bitwise(state.weights | state.moments, saved.weights | saved.moments)
 
 
 def test_a_second_phase_on_longer_sequences_changes_only_the_base_of_rotary_positions(
@@ -185,12 +161,12 @@ def test_a_second_phase_on_longer_sequences_changes_only_the_base_of_rotary_posi
 ) -> None:
     run, trained = run_of("hp_loss", preset="modern_tiny")
     given = {"preset": "modern_tiny", "set": ("model.max_positions=8192", "model.global_theta=160000")}
-    started = start_from(shards_folder, run, **given)
+    started = start(shards_folder, (str(run),), **given)
     config, before = (cast(ModernConfig, model.get_submodule("discriminator").config) for model in (started, trained))
     assert config == replace(before, max_position_embeddings=8192, global_theta=160_000.0)
-    assert_equal(started.state_dict(), trained.state_dict())
+    assert_bitwise(started.state_dict(), trained.state_dict())
     state, saved = kept_from(shards_folder, run, **given)
-    assert_equal(state.moments, saved.moments)
+    assert_bitwise(state.moments, saved.moments)
 
 
 def test_moments_of_new_tokens_are_zero(run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path) -> None:
