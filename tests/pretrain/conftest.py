@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pretrain.data.batches import Batch
+from pretrain.data.shards import Shards, open_shards
 from pretrain.method.electra import Electra
 from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model import ops
@@ -57,6 +58,7 @@ MODERN = ModernModelConfig(
     dropout=0.0,
     initializer_range=0.3,
 )
+SHARING = {name: SMALL_MODEL.model_copy(update={"embedding_sharing": name}) for name in ("es", "nes", "gdes")}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -128,6 +130,12 @@ def make_electra() -> Callable[..., Electra]:
     return make
 
 
+@pytest.fixture(scope="session")
+def shards(shards_folder: Path) -> Shards:
+    """The shards of `shards_folder`, opened."""
+    return open_shards(shards_folder)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real mounted file system of 1 MB."""
@@ -164,15 +172,13 @@ def launch() -> Callable[..., subprocess.Popen[str] | Warm]:
     def start(ranks: int, *arguments: str | Path) -> subprocess.Popen[str] | Warm:
         if not ranks and arguments[0] != "pretrain/supervise.py":  # which needs no PyTorch
             return Warm(*arguments)
-        command = [sys.executable]
-        if ranks:
-            command = [
-                str(Path(sys.executable).with_name("deepspeed")),
-                f"--num_gpus={ranks}",
-                f"--master_port={free_port()}",
-            ]
+        deepspeed = [
+            str(Path(sys.executable).with_name("deepspeed")),
+            f"--num_gpus={ranks}",
+            f"--master_port={free_port()}",
+        ]
         return subprocess.Popen(
-            [*command, *map(str, arguments)],
+            [*(deepspeed if ranks else [sys.executable]), *map(str, arguments)],
             cwd=REPOSITORY,
             env={
                 **os.environ,

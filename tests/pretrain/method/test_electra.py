@@ -8,7 +8,7 @@ import torch
 
 from pretrain.data.batches import Batch
 from pretrain.method.electra import Electra, masked_states
-from tests.pretrain.conftest import MASK, SMALL_MODEL, VOCABULARY, new_model
+from tests.pretrain.conftest import MASK, SHARING, SMALL_MODEL, VOCABULARY, new_model
 
 OBJECTIVES = ("electra", "hp_loss", "hp_dist", "hp_loss_power", "oracle")
 WITHOUT_HEAD = ("electra", "oracle")
@@ -168,9 +168,6 @@ def test_each_loss_trains_exactly_the_intended_parameters(
         assert gradient_of(loss, batch, make_electra, objective, sampling_bias=bias) - zero == expected - zero
 
 
-SHARING = {name: SMALL_MODEL.model_copy(update={"embedding_sharing": name}) for name in ("es", "nes", "gdes")}
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("sharing", ["nes", "gdes"])
 def test_with_any_embedding_sharing_the_first_forward_is_bitwise_that_of_shared_embeddings(
@@ -257,7 +254,7 @@ def assert_same_gradient(one: torch.Tensor, other: torch.Tensor, model: Electra)
         assert ours is theirs is None or torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", (*OBJECTIVES, "mlm"))
 def test_padding_changes_nothing(objective: str, batch: Batch, make_electra: Callable[..., Electra]) -> None:
     model = make_electra(name=objective).double().eval()
     padded = [

@@ -14,7 +14,7 @@ from pretrain.engine.plain import MOMENTS
 from pretrain.method.electra import Electra
 from pretrain.runs.folder import CHECKPOINTS, read_run
 from pretrain.runs.models import initial_model
-from tests.pretrain.conftest import SMALL_MODEL, options
+from tests.pretrain.conftest import SHARING, options
 from tests.pretrain.engine.engine_worker import same_states
 from tests.pretrain.training.conftest import built, make_engine
 
@@ -27,9 +27,6 @@ def train(engine: Engine, batch: Batch, steps: range) -> list[float]:
         engine.backward(engine.forward(batch._replace(uniforms_BK=uniforms_BK)).loss)
         norms.append(float(engine.update(1e-2).gradient_norm))
     return norms
-
-
-SHARING = {name: SMALL_MODEL.model_copy(update={"embedding_sharing": name}) for name in ("es", "nes", "gdes")}
 
 
 def test_a_plan_becomes_a_model_under_the_engine_and_a_folder_that_describes_it(

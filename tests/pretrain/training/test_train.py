@@ -281,7 +281,7 @@ def zero_results(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize(("group", "objective"), FORCED)
 @pytest.mark.parametrize("setting", OTHERS)
-def test_with_forced_replacements_stage_world_size_split_and_padding_change_neither_loss_nor_gradient(
+def test_with_forced_replacements_stage_world_size_and_split_change_neither_loss_nor_gradient(
     group: str, objective: str, setting: str, zero_results: Results
 ) -> None:
     ours, plain = (zero_results(group)["forced"][objective][name] for name in (setting, "zero0_fp32"))

@@ -2,7 +2,7 @@
 
     deepspeed --num_gpus 2 tests/pretrain/training/zero_worker.py SHARDS RESULT.json paper     or by plain python
 
-Two ranks go through the ZeRO stages; one process goes through the ways to split and pad the steps. Dropout is 0. With
+Two ranks go through the ZeRO stages; one process goes through the ways to split the steps. Dropout is 0. With
 forced replacements (which depend only on the uniforms) losses must agree; with free sampling flipped draws are counted.
 """
 
@@ -16,7 +16,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[3])
 import torch
 from torch import Tensor
 
-from pretrain.data.batches import Batch, BatchPlan, TrainingBatches
+from pretrain.data.batches import BatchPlan, TrainingBatches
 from pretrain.data.shards import Shards
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.engine import Engine
@@ -51,12 +51,10 @@ class Setting(NamedTuple):
 
     deepspeed_config: str = "zero0_fp32"
     micro_batch_size: int = 2
-    padding: int = 0
-    """Columns of padding added to every sequence."""
 
 
 TWO_RANKS = {stage: Setting(stage) for stage in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32")}
-ONE_RANK = {"whole": Setting(micro_batch_size=8), "split": Setting(), "padded": Setting(padding=9)}
+ONE_RANK = {"whole": Setting(micro_batch_size=8), "split": Setting()}
 
 
 def train(setting: Setting, objective: str, shards: Shards, world: World, steps: int) -> dict[str, Any]:
@@ -94,7 +92,7 @@ def train(setting: Setting, objective: str, shards: Shards, world: World, steps:
         loss, reported = torch.zeros(1, dtype=torch.float64, device=engine.device), MetricTotals(engine.device)
         rate = learning_rate(step, base=run.optim.lr, warmup_steps=WARMUP, total_steps=STEPS)
         for number, batch in enumerate(batches.step(step)):
-            batch = padded(batch.to(engine.device), setting.padding)
+            batch = batch.to(engine.device)
             output = engine.forward(batch, entropies=True)
             engine.backward(output.loss)
             reported.add(batch, output, watched=True)
@@ -111,15 +109,6 @@ def train(setting: Setting, objective: str, shards: Shards, world: World, steps:
         "drawn": engine.world.sum_over_ranks(drawn).tolist(),
         "reported": reported.values(engine.world),
     }
-
-
-def padded(batch: Batch, columns: int) -> Batch:
-    """The batch with this many more columns of invisible padding."""
-    wider = (
-        torch.nn.functional.pad(part, (0, columns)) if name.endswith("BL") else part
-        for name, part in batch._asdict().items()
-    )
-    return Batch._make(wider)
 
 
 def forced_draw(self: Dense, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
