@@ -1,23 +1,15 @@
 """The fixtures of pre-training, for samplers in files of their own, and tiny models for shards."""
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
 from pretrain.presets import PRESETS
 from pretrain.runs.models import build_model
-from tests.pretrain.conftest import batch, make_electra
+from tests.pretrain.conftest import batch, make_electra, shards
 from tests.pretrain.runs.described import described
 
-__all__ = ["batch", "make_electra"]
-
-
-@pytest.fixture(scope="module")
-def shards(shards_folder: Path) -> Shards:
-    return Shards(shards_folder)
+__all__ = ["batch", "make_electra", "shards"]
 
 
 def model_of(shards: Shards, name: str, **switches: Any) -> Any:

@@ -15,17 +15,12 @@ from pretrain.data.batches import (
     held_out_batches,
     make_batch,
 )
-from pretrain.data.shards import Shards, open_held_out, open_shards
+from pretrain.data.shards import Shards, open_held_out
 
 
-@pytest.fixture(scope="module")
-def shards(shards_folder: Path) -> Shards:
-    return open_shards(shards_folder)
-
-
-def all_of(shards: Shards, step: int, world_size: int, micro: int, size: int = 24) -> Batch:
+def all_of(shards: Shards, step: int, world_size: int, micro: int) -> Batch:
     """One step's samples from all ranks, in their global order."""
-    plans = [BatchPlan(size, micro, world_size, rank) for rank in range(world_size)]
+    plans = (BatchPlan(24, micro, world_size, rank) for rank in range(world_size))
     steps = [TrainingBatches(shards, plan, seed=3).step(step) for plan in plans]
     ordered = [ranks[number] for number in range(len(steps[0])) for ranks in steps]
     tensors = [torch.cat(parts) for parts in list(zip(*ordered, strict=True))[:7]]
@@ -63,8 +58,8 @@ def test_an_epoch_reads_every_sequence_once_and_the_next_epoch_in_another_order(
 
 
 def test_counts_are_those_of_the_whole_step_divided_among_its_micro_batches(shards: Shards) -> None:
-    step = [TrainingBatches(shards, BatchPlan(24, 4, 2, rank), seed=3).step(1) for rank in range(2)]
-    parts = [batch for rank in step for batch in rank]
+    plans = (BatchPlan(24, 4, 2, rank) for rank in range(2))
+    parts = [batch for plan in plans for batch in TrainingBatches(shards, plan, seed=3).step(1)]
     counts = [(int(batch.masked_valid_BK.sum()), int(batch.attention_mask_BL.sum())) for batch in parts]
     for batch in parts:
         assert (batch.masked_count, batch.token_count) == pytest.approx(np.sum(counts, axis=0) / 6)

@@ -21,11 +21,6 @@ LENGTHS = [14, 22]
 
 
 @pytest.fixture(scope="module")
-def shards(shards_folder: Path) -> Shards:
-    return open_shards(shards_folder)
-
-
-@pytest.fixture(scope="module")
 def alike(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Shards:
     """8,000 times each of two texts; five copies of the longer one's masks are one shuffle, four of the other's."""
     folder = tmp_path_factory.mktemp("alike")

@@ -16,15 +16,12 @@ def shard_of(index_B: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("window", [1, 3, 4, 10, 99])
 def test_an_epoch_reads_each_sequence_once_and_leaves_a_window_only_when_it_is_finished(window: int) -> None:
-    order = ShardWindows(SEQUENCES, window, seed=5)
+    windows = ShardWindows(SEQUENCES, window, seed=5)
     for epoch in range(20):
-        index_B = order.sequences(np.arange(SIZE), epoch)
+        index_B = windows.sequences(np.arange(SIZE), epoch)
         assert sorted(index_B) == list(range(SIZE))
-        shard_B = shard_of(index_B)
-        first, last = dict[int, int](), dict[int, int]()
-        for place, shard in enumerate(shard_B.tolist()):
-            first.setdefault(shard, place)
-            last[shard] = place
+        read = [*enumerate(shard_of(index_B).tolist())]
+        first, last = ({shard: place for place, shard in order} for order in (reversed(read), read))
         for place in range(SIZE):
             unfinished = [shard for shard in first if first[shard] <= place <= last[shard]]
             assert len(unfinished) <= window

@@ -42,9 +42,8 @@ def many(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About forty shards of about fifty sequences."""
     root = tmp_path_factory.mktemp("many")
     sizes = {"seq_length": 32, "held_out": 0.1, "shard_mb": 0.002, "workers": 1}
-    vocab = str(shards_folder / "tokenizer")
-    values = {"input": (shards_folder.parent / "raw",), "output": root / "shards", "vocab": vocab, **sizes}
-    build_shards(BuildOptions.from_values(values))
+    given = {"input": (shards_folder.parent / "raw",), "vocab": str(shards_folder / "tokenizer")}
+    build_shards(BuildOptions.from_values({"output": root / "shards", **given, **sizes}))
     assert len(load_manifest(root / "shards").shards) >= 8 * WINDOW
     return root / "shards"
 
@@ -112,15 +111,13 @@ def stored() -> int:
 def test_batches_from_http_equal_those_from_disk_with_a_cache_of_a_quarter(
     many: Path, server: RangeServer, cache: ShardCache
 ) -> None:
-    total = sum(shard.size for shard in load_manifest(many).shards)
-    cache.limit = total // 4
+    cache.limit = sum(shard.size for shard in load_manifest(many).shards) // 4
     steps, most = 2 * len(Shards(many)) // PLAN.batch_size, 0
     batches = TrainingBatches(open_shards(Path(server.url), window=WINDOW), PLAN, seed=3)
     assert not [*batches.shards.problems(cache.limit / 1e9)]
     local = TrainingBatches(open_shards(many, window=WINDOW), PLAN, seed=3)
     for step in range(steps):
-        for ours, theirs in zip(batches.step(step)[0][:7], local.step(step)[0][:7], strict=True):
-            assert np.array_equal(ours, theirs)
+        assert all(map(np.array_equal, batches.step(step)[0][:7], local.step(step)[0][:7]))
         most = max(most, stored())
     assert most <= cache.limit
     fetched = [count for name, count in server.requests.items() if name.endswith(".mask.bin")]
@@ -260,15 +257,23 @@ def test_a_reader_says_that_it_waits_while_the_network_is_lost_and_then_goes_on(
     assert said[0].startswith(f"data: waiting for {server.url}/shard-")
 
 
+HOLDS = """
+import sys, time
+from pathlib import Path
+from electra_sampler.foundation.locks import Lock
+held = Lock(Path(sys.argv[1]))
+print(flush=True)
+time.sleep(3)
+"""
+
+
 def test_an_opening_says_for_whom_it_waits(
     server: RangeServer, cache: ShardCache, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SILENCE", 0.5)
     server.delay = 1.0
     folder = remote.RemoteFolder(server.url).local
-    script = "import sys, time; from pathlib import Path; from electra_sampler.foundation.locks import Lock\n"
-    script += "held = Lock(Path(sys.argv[1])); print(flush=True); time.sleep(3)"
-    holder = subprocess.Popen([sys.executable, "-c", script, folder / remote.LOCK], stdout=subprocess.PIPE)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, folder / remote.LOCK], stdout=subprocess.PIPE)
     assert holder.stdout and holder.stdout.readline()
     capfd.readouterr()
     open_shards(Path(server.url))
@@ -277,10 +282,8 @@ def test_an_opening_says_for_whom_it_waits(
     assert first == f"waiting for {server.url}" and second.startswith(f"waiting for process {holder.pid} on ")
 
 
-def test_ctrl_c_ends_the_wait_for_the_first_shard(
-    server: RangeServer, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("cache")
+def test_ctrl_c_ends_the_wait_for_the_first_shard(server: RangeServer, tmp_path: Path, launch: Launch) -> None:
     server.fault = lambda path, count: "drop" if path.startswith("shard") else None
     process, started = launch(0, *arguments(server.url, tmp_path / "far")), tmp_path / "far" / "starts.jsonl"
     while not started.exists():
@@ -387,11 +390,9 @@ def test_the_secrets_of_a_url_open_it_and_are_part_of_no_name_or_message(
 
 
 def test_a_manifest_cannot_name_files_outside_its_folder(many: Path, tmp_path: Path, cache: ShardCache) -> None:
-    folder = tmp_path / "theirs"
-    shutil.copytree(many, folder)
-    manifest = load_manifest(folder)
-    bad = manifest.model_copy(update={"tokenizer_files": {"../../escaped": "0" * 64}})
-    save_manifest(bad, folder)
+    folder = shutil.copytree(many, tmp_path / "theirs")
+    escaping = {"tokenizer_files": {"../../escaped": "0" * 64}}
+    save_manifest(load_manifest(folder).model_copy(update=escaping), folder)
     with serving(folder, delay=0) as server, pytest.raises(ConfigError, match=r"damaged .tokenizer_files"):
         open_shards(Path(server.url))
 
@@ -416,20 +417,18 @@ def secretly(server: RangeServer) -> str:
 
 
 @pytest.mark.long
-def test_a_dry_run_shows_no_secret_of_a_url(
-    many: Path, server: RangeServer, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("cache")
+def test_a_dry_run_shows_no_secret_of_a_url(many: Path, server: RangeServer, tmp_path: Path, launch: Launch) -> None:
     output = finished(launch(0, *arguments(secretly(server), tmp_path / "far"), "--dry_run"))
     assert f"--data {server.url} --output" in output and not re.search("unseen|unheard", output)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_run_from_a_faulty_server_killed_and_resumed_has_the_losses_of_a_local_run(
-    ranks: int, many: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    ranks: int, many: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     quarter = sum(shard.size for shard in load_manifest(many).shards) / 4e9
     finished(launch(ranks, *arguments(many, tmp_path / "local")))
     with serving(many) as server:
@@ -454,10 +453,10 @@ def test_a_run_from_a_faulty_server_killed_and_resumed_has_the_losses_of_a_local
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("cache")
 def test_an_outage_longer_than_the_hang_timeout_does_not_end_two_ranks(
-    many: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+    many: Path, tmp_path: Path, launch: Launch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     quarter = sum(shard.size for shard in load_manifest(many).shards) / 4e9
     finished(launch(2, *arguments(many, tmp_path / "local")))
     until = [0.0]

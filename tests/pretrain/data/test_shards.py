@@ -30,12 +30,15 @@ def folders(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     (root / "few.txt").write_text((text / "0.txt").read_text()[:8000])
     inputs = {"a": text / "0.txt", "b": text / "1.txt", "few": root / "few.txt"}
     for name, path in inputs.items():
-        build_shards(like(load_manifest(shards_folder).config.model_dump(), shards_folder, path, root / name))
+        build_shards(like(shards_folder, path, root / name))
     return [root / name for name in inputs]
 
 
-def like(config: dict[str, object], shards_folder: Path, text: Path, output: Path, **changes: object) -> BuildOptions:
-    shared = {name: config[name] for name in ("seq_length", "mask_copies", "held_out", "shard_mb")}
+def like(shards_folder: Path, text: Path, output: Path, **changes: object) -> BuildOptions:
+    """Options that build another text in the same way as `shards_folder`."""
+    shared = load_manifest(shards_folder).config.model_dump(
+        include={"seq_length", "mask_copies", "held_out", "shard_mb"}
+    )
     vocab = str(shards_folder / "tokenizer")
     return BuildOptions.from_values(
         {**shared, "input": (text,), "output": output, "vocab": vocab, "workers": 1, **changes}
@@ -82,8 +85,7 @@ def test_rows_of_a_mixture_are_the_folders_own_sequences(folders: list[Path]) ->
     for number, folder in enumerate(folders):
         alone = open_shards(folder)
         own = np.arange(alone.mixture.sizes[0])
-        for ours, theirs in zip(shards.read(starts[number] + own, own % 10), alone.read(own, own % 10), strict=True):
-            assert np.array_equal(ours, theirs)
+        assert all(map(np.array_equal, shards.read(starts[number] + own, own % 10), alone.read(own, own % 10)))
 
 
 def test_held_out_shards_are_read_together_and_a_folder_may_have_none(folders: list[Path], tmp_path: Path) -> None:
@@ -110,9 +112,7 @@ def test_incompatible_folders_are_refused_by_name(
         (tmp_path / "vocab" / "tokenizer.json").unlink()
         (tmp_path / "vocab" / "vocab.txt").write_text("\n".join([*tokens[:20], tokens[21], tokens[20], *tokens[22:]]))
         changes = {"vocab": str(tmp_path / "vocab")}
-    config = load_manifest(shards_folder).config.model_dump()
-    text = shards_folder.parent / "raw" / "0.txt"
-    build_shards(like(config, shards_folder, text, tmp_path / "other", **changes))
+    build_shards(like(shards_folder, shards_folder.parent / "raw" / "0.txt", tmp_path / "other", **changes))
     said = "another vocabulary than" if name == "tokenizer" else name
     with pytest.raises(ConfigError, match=f"data: .*other has {said}.*rebuild it with the first folder") as error:
         open_shards(shards_folder, tmp_path / "other")

@@ -13,16 +13,6 @@ def state_of(step: int, size: int = 5) -> EngineState:
     return EngineState(step, {"cur_scale": 2.0**step, "cur_iter": step}, tensors, moments)
 
 
-def same(one: EngineState, other: EngineState) -> bool:
-    def flat(state: EngineState) -> dict[str, torch.Tensor]:
-        named = {"weights": state.weights, **state.moments}
-        return {f"{kind}/{name}": tensor for kind, part in named.items() for name, tensor in part.items()}
-
-    left, right = flat(one), flat(other)
-    numbers_agree = (one.adam_steps, one.loss_scale) == (other.adam_steps, other.loss_scale)
-    return numbers_agree and left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
-
-
 def sign(checkpoint: Path) -> None:
     """Rewrites the marker for the current sizes and checksums of the files."""
     (checkpoint / MARKER).write_bytes(marker_of(checkpoint))

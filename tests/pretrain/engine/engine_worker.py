@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretrain.engine import muon
+from pretrain.engine.checkpoint import load, newest_valid, save
 from pretrain.engine.deepspeed_config import resolve
 from pretrain.engine.optim import OptimConfig, learning_rate, parameter_groups
 from pretrain.model.encoder import ElectraEncoder, Embeddings
@@ -173,7 +174,8 @@ def make_runner(
 def same_states(one: Any, other: Any) -> bool:
     """Bitwise equality on the first rank, which alone holds states."""
     pairs = [(one.weights, other.weights), *((one.moments[key], other.moments[key]) for key in one.moments)]
-    return (one.adam_steps, one.loss_scale) == (other.adam_steps, other.loss_scale) and all(
+    numbers = [(state.adam_steps, state.loss_scale, state.moments.keys()) for state in (one, other)]
+    return numbers[0] == numbers[1] and all(
         left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
         for left, right in pairs
     )
@@ -184,8 +186,6 @@ def train_and_resume(name: str, world: Any, folder: Path, muon: bool = False) ->
 
     Each rank creates a different model; the first rank's counts.
     """
-    from pretrain.engine.checkpoint import load, newest_valid, save
-
     runner = make_runner(name, world, seed=world.rank, muon=muon)
     start = runner.engine.full_state().weights
     losses = runner.train(range(1))
@@ -260,8 +260,6 @@ def scale_stories(name: str, world: Any) -> dict[str, Any]:
 
 def continue_from(name: str, world: Any, folder: Path) -> list[float]:
     """Losses of the steps after a checkpoint written by a different number of ranks."""
-    from pretrain.engine.checkpoint import load, newest_valid
-
     runner = make_runner(name, world, seed=1)
     found = newest_valid(folder / name) if world.is_first else None
     runner.engine.load_full_state(load(found)[0] if found else None)

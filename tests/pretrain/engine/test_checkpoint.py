@@ -27,8 +27,10 @@ from pretrain.engine.checkpoint import (
     require_fit,
     save,
 )
+from tests.data_prep.conftest import contents
 from tests.pretrain.conftest import mounted
-from tests.pretrain.engine.checkpoints import same, state_of
+from tests.pretrain.engine.checkpoints import state_of
+from tests.pretrain.engine.engine_worker import same_states
 from tests.warm import Warm
 
 SAVER = """
@@ -60,10 +62,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def used(folder: Path) -> int | None:
     """The step of the checkpoint that a run would use, found without a remark."""
     found = newest_valid(folder, say=pytest.fail)
@@ -76,7 +74,7 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(folder: Path) -> None:
     assert found is not None
     state, extra = load(found)
     assert (found.step, extra) == (20, {"updates": 19})
-    assert same(state, state_of(20))
+    assert same_states(state, state_of(20))
     assert torch.equal(load_weights(found)["b.bias"], state_of(20).weights["b.bias"])
 
 
@@ -366,4 +364,4 @@ def test_after_a_kill_at_any_moment_the_last_finished_checkpoint_is_complete(tmp
         found = newest_valid(folder, say=pytest.fail)
         assert found is not None
         assert found.step >= announced
-        assert same(load(found)[0], state_of(found.step, size=300_000))
+        assert same_states(load(found)[0], state_of(found.step, size=300_000))

@@ -84,8 +84,7 @@ def test_a_warning_names_field_value_and_remedy(name: str, shards_folder: Path, 
 
 
 def test_data_without_a_held_out_part_is_doubtful(shards_folder: Path, tmp_path: Path) -> None:
-    shards = tmp_path / "shards"
-    shutil.copytree(shards_folder, shards, ignore=shutil.ignore_patterns("held_out"))
+    shards = shutil.copytree(shards_folder, tmp_path / "shards", ignore=shutil.ignore_patterns("held_out"))
     (found,) = plan_warnings(planned(shards, tmp_path, **SENSIBLE), PARAMETERS, GPU)
     assert found.startswith(f"run.evaluate_every: got 500, but {shards} has no held-out part")
     assert "into another --output with --held_out 0.1, or" in found, "not the share that held nothing out"
@@ -106,8 +105,7 @@ def test_shards_that_are_mostly_padding_are_doubtful(shards_folder: Path, tmp_pa
 
 
 def test_of_several_folders_the_one_that_is_read_too_often_is_named(shards_folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(shards_folder, other)
+    other = shutil.copytree(shards_folder, tmp_path / "other")
     plan = planned(shards_folder, tmp_path, **SENSIBLE, data=(shards_folder, other), data_weights=(99, 1))
     assert plan_warnings(plan, PARAMETERS, GPU) == []
     plan = planned(
