@@ -99,7 +99,6 @@ def test_the_loss_is_the_discriminators_and_no_generator_exists_or_is_counted(
     )
     assert not output.generator_loss_BK.any() and not output.detected.sampler_loss_BK.any()
     p = expected(shards, name)
-    assert output.detected.draw.entropy_q_BK is not None
     assert output.detected.draw.entropy_q_BK.numpy() == pytest.approx(-(p[p > 0] * np.log(p[p > 0])).sum(), rel=1e-5)
     vocabulary, length = shards.manifest.vocab_size, shards.manifest.seq_length
     hidden, inner = run.model.hidden_size, run.model.intermediate_size

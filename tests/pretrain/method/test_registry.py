@@ -123,15 +123,13 @@ def test_the_guides_sampler_does_what_the_guide_says(shards_folder: Path, tmp_pa
     here = partial(run, cwd=tmp_path)
     done = here(*training, *STEPS)
     assert done.returncode == 0, done.stderr
-    logged = (tmp_path / "runs/top_k/metrics.jsonl").read_text()
-    assert '"replace_rate"' in logged
+    assert '"replace_rate"' in (tmp_path / "runs/top_k/metrics.jsonl").read_text()
     for words in others:
         done = here(*words)
         short = "doctor" in words[0]  # of so few steps it has no opinion
         assert done.returncode == (2 if short else 0), done.stdout + done.stderr
     exported = (tmp_path / "exported/top_k").rename(tmp_path / "stock")
-    listed = here(*training, "--list_settings").stdout
-    assert re.search(r"objective\.k +5 +Tokens to choose from\.", listed)
+    assert re.search(r"objective\.k +5 +Tokens to choose from\.", here(*training, "--list_settings").stdout)
     # no command runs a file that is not named, nor one that has changed
     for words in others:
         without = words[: words.index("--objective")]

@@ -1,6 +1,7 @@
 """Claims about the running sums of metrics."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_a_draw_without_one_value_per_masked_position_is_refused_by_name_althoug
 B, L, K = 64, 60, 9
 
 
-def random_forward(seed: int) -> tuple[Batch, Output]:
+def random_forward(seed: int) -> tuple[Batch, Any]:
     """Plausible random outputs: logits near the truth, estimates near the loss, sequences of any length."""
     g = torch.Generator().manual_seed(seed)
     visible = torch.arange(L) < torch.randint(10, L + 1, (B, 1), generator=g)
@@ -154,22 +155,10 @@ def totalled(*forwards: tuple[Batch, Output]) -> MetricTotals:
     return totals
 
 
-def summed(*forwards: tuple[Batch, Output]) -> Tensor:
-    return totalled(*forwards).distributions
-
-
-def masked_BL(batch: Batch) -> Tensor:
-    masked = torch.zeros_like(batch.attention_mask_BL)
-    for row, (positions, valid) in enumerate(zip(batch.masked_positions_BK, batch.masked_valid_BK, strict=True)):
-        masked[row, positions[valid]] = True
-    return masked
-
-
 def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
     batch, output = random_forward(0)
-    assert output.detected is not None
-    values = describe(summed((batch, output)))
-    for name, group in (("auc_all", batch.attention_mask_BL), ("auc_masked", masked_BL(batch))):
+    values = describe(totalled((batch, output)).distributions)
+    for name, group in (("auc_all", batch.attention_mask_BL), ("auc_masked", batch.masked_BL.bool())):
         truth, d = output.detected.replaced_BL[group].numpy(), output.detected.d_BL[group]
         assert 0.6 < roc_auc_score(truth, d) < 0.95
         assert values[name] == pytest.approx(roc_auc_score(truth, LOGIT.place(d)), abs=1e-12)
@@ -178,8 +167,7 @@ def test_the_auc_is_scikit_learns_up_to_the_width_of_a_bin() -> None:
 
 def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
     batch, output = random_forward(1)
-    found = describe(summed((batch, output)))["estimate_correlation"]
-    assert output.detected is not None and output.detected.draw.estimated_loss_BK is not None
+    found = describe(totalled((batch, output)).distributions)["estimate_correlation"]
     valid, estimates = batch.masked_valid_BK, output.detected.draw.estimated_loss_BK
     other = output.detected.replaced_BL.gather(1, batch.masked_positions_BK)[valid].numpy()
     estimate = estimates[valid].double().numpy()
@@ -190,9 +178,11 @@ def test_correlations_by_class_of_the_drawn_token_are_scipys() -> None:
 
 def test_probabilities_entropies_and_ratios_are_numpys() -> None:
     batch, output = random_forward(2)
-    assert output.detected is not None and output.entropy_p_G_BK is not None
-    values, valid, drawn = describe(summed((batch, output))), batch.masked_valid_BK, output.detected.draw
-    assert drawn.entropy_q_BK is not None
+    values, valid, drawn = (
+        describe(totalled((batch, output)).distributions),
+        batch.masked_valid_BK,
+        output.detected.draw,
+    )
     for name, log_max, entropy_BK in (
         ("p_G", output.log_max_p_G_BK, output.entropy_p_G_BK),
         ("p_S", drawn.log_max_q_BK, drawn.entropy_q_BK),
@@ -264,8 +254,7 @@ def test_a_constant_estimate_has_no_correlation(batch: Batch) -> None:
 
 def test_histograms_hold_every_counted_value_and_no_others() -> None:
     batch, output = random_forward(3)
-    assert output.detected is not None
-    found = histograms(summed((batch, output)))
+    found = histograms(totalled((batch, output)).distributions)
     visible = batch.attention_mask_BL
     for name, truth in (("logit/original", False), ("logit/replaced", True)):
         edges, counts = found[name]
@@ -273,7 +262,7 @@ def test_histograms_hold_every_counted_value_and_no_others() -> None:
         assert np.abs(counts - np.histogram(d.double().numpy(), edges)[0]).sum() <= 2  # values on an edge in fp32
         assert sum(counts) == len(d)
     assert {len(counts) for _, counts in found.values()} == {100, 120}
-    assert histograms(torch.zeros_like(summed((batch, output)))) == {}
+    assert histograms(torch.zeros_like(totalled((batch, output)).distributions)) == {}
 
 
 def test_values_beyond_the_bins_count_at_their_ends_and_nan_is_harmless() -> None:
