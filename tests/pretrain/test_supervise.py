@@ -110,11 +110,9 @@ def test_a_restart_waits_for_leftover_processes_of_the_run_to_end(tmp_path: Path
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-long = pytest.mark.long
-
-
 @pytest.mark.parametrize(
-    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=long), pytest.param("stop", marks=long)]
+    "how",
+    [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGTERM, "stop"))],
 )
 def test_stopping_the_real_launcher_saves_in_time(
     how: signal.Signals | str, shards_folder: Path, tmp_path: Path, launch: Launch

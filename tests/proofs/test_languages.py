@@ -102,30 +102,28 @@ def reference_of(
     return ids
 
 
-def assert_same_ids(tokenizer: SubwordTokenizer, texts: list[str], **settings: Any) -> None:
-    ids, lengths = tokenizer.encode(texts)
-    expected = reference_of(tokenizer.tokens, **settings)(texts)
-    assert lengths.tolist() == list(map(len, expected))
-    assert np.array_equal(ids, np.fromiter(chain.from_iterable(expected), np.uint16))
-
-
 @EVERY_SETTING
-def test_ids_are_hugging_faces_in_every_language(settings: dict[str, Any], shared_data: Path) -> None:
-    texts = [*DECLARATION * 3, *lines_of_languages(shared_data, 40)]
-    tokenizer = tokenizer_of(texts, **settings)
+@pytest.mark.parametrize(
+    ("limit", "trained_on", "size", "step"),
+    [
+        (40, 1, 3000, 97),
+        pytest.param(None, 50, 8000, 1, marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+    ],
+    ids=["a sample", "all text and every character"],
+)
+def test_ids_are_hugging_faces_in_every_language(
+    limit: int | None, trained_on: int, size: int, step: int, settings: dict[str, Any], shared_data: Path
+) -> None:
+    texts = [*DECLARATION * 3, *lines_of_languages(shared_data, limit)]
+    tokenizer = tokenizer_of([*DECLARATION * 3, *texts[::trained_on]], size, **settings)
     assert tokenizer.slow_because is None
-    assert_same_ids(tokenizer, [*texts, *conformance(97)], **settings)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@EVERY_SETTING
-def test_ids_are_hugging_faces_on_all_text_and_every_character(settings: dict[str, Any], shared_data: Path) -> None:
-    texts = lines_of_languages(shared_data)
-    tokenizer = tokenizer_of([*DECLARATION * 3, *texts[::50]], 8000, **settings)
+    texts += conformance(step)
     for first in range(0, len(texts), 10_000):
-        assert_same_ids(tokenizer, texts[first : first + 10_000], **settings)
-    assert_same_ids(tokenizer, conformance(1), **settings)
+        part = texts[first : first + 10_000]
+        ids, lengths = tokenizer.encode(part)
+        expected = reference_of(tokenizer.tokens, **settings)(part)
+        assert lengths.tolist() == list(map(len, expected))
+        assert np.array_equal(ids, np.fromiter(chain.from_iterable(expected), np.uint16))
 
 
 @EVERY_SETTING

@@ -29,7 +29,6 @@ from finetune.squad.files import VERSIONS, SquadFile
 from finetune.squad.job import SquadJob
 from finetune.tagging.files import TASKS as TAGGING_TASKS
 from finetune.tagging.job import TaggedFeatures, TaggingJob
-from pretrain.data.batches import Batch
 from pretrain.model import ops
 from pretrain.model.encoder import ElectraEncoder, ElectraStack
 from pretrain.training.metrics import MetricTotals
@@ -80,10 +79,6 @@ def plain_and_deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def micro_batch() -> Batch:
-    return random_batch(2, 12, WORDS).to(META, counts=True)
-
-
 def model_of(objective: str, **sizes: Any) -> Any:
     model = new_model(objective, SMALL_MODEL.model_copy(update={"dropout": 0.1, **sizes}), WORDS).to(META)
     if objective in ("uniform", "unigram"):  # read from the run's shards, once
@@ -92,7 +87,7 @@ def model_of(objective: str, **sizes: Any) -> Any:
 
 
 def train(model: Any, entropies: bool) -> None:
-    batch = micro_batch()
+    batch = random_batch(2, 12, WORDS).to(META, counts=True)
     with OnlyTheDevice(never_sorts=True):
         output = model(batch, entropies=entropies)
         output.loss.backward()

@@ -56,19 +56,14 @@ def test_ranks_whose_launcher_is_killed_save_and_are_restarted(
 ) -> None:
     folder = tmp_path / "run"
     run, moment = under_way(supervised, launch, shards_folder, folder)
-    os.kill(launcher_under(run.process.pid), signal.SIGKILL)
+    (launcher,) = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    os.kill(int(launcher), signal.SIGKILL)
     detected = run.wait_for("its launcher has exited; saving and stopping", moment)
     saved = run.wait_for("saved ", moment)
     restarted = run.wait_for("supervise: restart 1 of 1, from step-", moment)
     assert "supervise: rank" not in run.ended(0), "no rank is to blame"
     assert_nothing_was_lost(folder, whole)
     tell(detected=detected, saved=saved, restarted=restarted)
-
-
-def launcher_under(supervisor: int) -> int:
-    """PID of the `deepspeed` started by the supervisor."""
-    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    return int(child)
 
 
 @pytest.mark.parametrize("how", ["stop file", "SIGTERM to a rank", "SIGTERM to the supervisor"])

@@ -28,18 +28,10 @@ SCHEDULE = (
 )
 
 
-def accumulating(stage: int, folder: Path) -> Path:
-    """A DeepSpeed file for this stage in fp32 with two micro-batches per rank."""
-    path = folder / "deepspeed.json"
-    path.write_text(json.dumps(values_of(f"zero{stage}_fp32") | {"train_micro_batch_size_per_gpu": 2}))
-    return path
-
-
 def kill_inside_a_write(process: subprocess.Popen[str], checkpoints: Path) -> None:
     """Kills the process while a checkpoint is half written, unless the run ends first."""
-    while process.poll() is None:
-        if any(checkpoints.glob("*.saving")):
-            break
+    while process.poll() is None and not any(checkpoints.glob("*.saving")):
+        pass
     os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -67,7 +59,9 @@ def test_a_run_killed_at_random_moments_ends_bitwise_like_an_undisturbed_one(
     moments = random.Random(SEED + stage)
     overrides = (*SMALLEST, *SCHEDULE)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = ["--deepspeed_config", accumulating(stage, tmp_path)]
+    file = tmp_path / "deepspeed.json"
+    file.write_text(json.dumps(values_of(f"zero{stage}_fp32") | {"train_micro_batch_size_per_gpu": 2}))
+    options = ["--deepspeed_config", file]
     finished(launch(2, *run_arguments(shards_folder, whole, *overrides), *options))
 
     torn = 0

@@ -114,23 +114,19 @@ def test_an_estimate_informative_within_classes_beats_the_class_means_and_a_cons
 
 
 @pytest.mark.parametrize(
-    ("largest", "expected"),
+    ("largest", "expected", "interval"),
     [
-        ([0.65, 0.99, 0.35, 1.0 + 1e-7], [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5]),
-        ([0.95, 0.91, 0.55, 0.05], [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5]),
+        # of the largest probabilities, one is of each sequence, or both are of one
+        ([0.65, 0.99, 0.35, 1.0 + 1e-7], [0, 0, 0, 0.25, 0, 0, 0.25, 0, 0, 0.5], [0.5, 0.5]),
+        ([0.95, 0.91, 0.55, 0.05], [0.25, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.5], [0.0, 1.0]),
     ],
 )
-def test_maximum_probabilities_are_counted_in_ten_bins_and_the_entropy_is_a_mean(
-    largest: list[float], expected: list[float]
+def test_maximum_probabilities_are_counted_in_ten_bins_and_the_entropy_is_a_mean_with_intervals_over_sequences(
+    largest: list[float], expected: list[float], interval: list[float]
 ) -> None:
     shares, entropy = certainty(observations(largest_q=np.array(largest)))
-    assert [share.value for share in shares] == expected
+    assert [share.value for share in shares] == expected and as_json(shares[-1])[1:] == interval
     assert as_json(entropy) == [3.0, 1.5, 4.5]  # one sequence or the other only, at the ends
-
-
-def test_the_interval_of_a_share_is_over_sequences() -> None:
-    shares, _ = certainty(observations(largest_q=np.array([0.95, 0.91, 0.55, 0.05])))
-    assert as_json(shares[-1])[1:] == [0.0, 1.0]  # both positions of one sequence, none of the other
 
 
 def test_the_loss_estimate_weights_every_sample_by_its_ratio() -> None:

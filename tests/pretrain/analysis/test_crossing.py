@@ -154,5 +154,4 @@ def test_newest_checkpoints_of_different_steps_are_crossed_and_named_by_the_samp
 ) -> None:
     steps = {"base": 10, "method": 7}
     candidates = [candidate(name, models[name], batches, tmp_path / name, step) for name, step in steps.items()]
-    entries = list(cross(candidates, lambda: batches, CPU))
-    assert [entry.step for entry in entries] == [10, 7, 7] * 2
+    assert [entry.step for entry in cross(candidates, lambda: batches, CPU)] == [10, 7, 7] * 2

@@ -13,7 +13,7 @@ import pytest
 from data_prep.build_shards import BuildOptions
 from data_prep.build_shards import main as build_shards
 from electra_sampler.foundation.config import ConfigError
-from pretrain.analysis.health import LEAST_STEPS, Finding, diagnose, report
+from pretrain.analysis.health import LEAST_STEPS, diagnose, report
 from pretrain.analysis.run_history import read_history
 from pretrain.analysis.symptoms import Symptoms
 from pretrain.data.shards import Shards
@@ -84,11 +84,6 @@ CHECKS = {
 Write = Callable[..., Path]
 
 
-def examine(folder: Path) -> list[Finding]:
-    """Findings of a run; empty if it is healthy."""
-    return diagnose(folder).findings
-
-
 @pytest.fixture
 def write(shards_folder: Path, tmp_path: Path) -> Write:
     """Writes a run folder with the same values in every record, or with values computed from the step."""
@@ -101,8 +96,7 @@ def write(shards_folder: Path, tmp_path: Path) -> Write:
         held_out: Any = (),
     ) -> Path:
         config = with_objective(PRESETS["tiny"], objective)
-        shards = Shards(folder)
-        write_run(tmp_path / "run", described(config, shards), {})
+        write_run(tmp_path / "run", described(config, Shards(folder)), {})
         log = RunLog(tmp_path / "run", step=0, total_steps=steps)
         for step in range(EVERY, steps + 1, EVERY):
             record = HEALTHY | dict(values(step) if callable(values) else values)
@@ -151,7 +145,7 @@ def test_the_regime_is_told_beside_the_papers_and_is_no_illness(replaced: float,
 @pytest.mark.parametrize("name", SICK)
 def test_each_problem_is_the_only_finding_and_has_its_threshold_and_steps(name: str, write: Write) -> None:
     objective, values = SICK[name]
-    (finding,) = examine(write(objective, values))
+    (finding,) = diagnose(write(objective, values)).findings
     assert finding.name == name
     assert "600" in finding.evidence and ("the limit is" in finding.evidence or "expected" in finding.evidence)
     for text in (finding.verdict, finding.evidence, finding.remedy):
@@ -196,7 +190,7 @@ OTHER_SIGNS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("sign", OTHER_SIGNS)
 def test_each_sign_of_a_problem_is_recognized(sign: str, write: Write) -> None:
     name, run, evidence = OTHER_SIGNS[sign]
-    (finding,) = examine(write(**run))
+    (finding,) = diagnose(write(**run)).findings
     assert finding.name == name
     assert re.search(evidence, finding.evidence)
 
@@ -212,7 +206,7 @@ NO_SIGNS: dict[str, Any] = {
 
 @pytest.mark.parametrize("values", NO_SIGNS.values(), ids=NO_SIGNS)
 def test_what_passes_or_alternates_is_no_problem(values: Any, write: Write) -> None:
-    assert examine(write(values=values)) == []
+    assert diagnose(write(values=values)).findings == []
 
 
 @pytest.mark.parametrize("text", ["alien words", "alien letters"])
@@ -228,24 +222,26 @@ def test_a_vocabulary_learned_from_another_text_is_found(
         "output": str(tmp_path / "shards"),
         "workers": 1,
         "seq_length": 32,
+        "vocab": str(shards_folder / "tokenizer"),
+        "packing": "full",
+        "held_out": 0,
     }
-    vocab = {"vocab": str(shards_folder / "tokenizer"), "packing": "full", "held_out": 0}
-    assert build_shards(BuildOptions.from_values(options | vocab)) == 0
+    assert build_shards(BuildOptions.from_values(options)) == 0
     # a generator that has learned the text, whose entropy is different
-    (finding,) = examine(write(values={"mlm_loss": 0.0}, folder=tmp_path / "shards"))[:1]
+    (finding,) = diagnose(write(values={"mlm_loss": 0.0}, folder=tmp_path / "shards")).findings[:1]
     assert finding.name == "vocabulary does not fit"
 
 
 def test_a_precision_in_which_the_machine_is_slow_is_found_before_any_learning_with_both_speeds(write: Write) -> None:
-    (finding,) = examine(started(write(steps=LEAST_STEPS - EVERY), IN_HARDWARE, EMULATED))
+    (finding,) = diagnose(started(write(steps=LEAST_STEPS - EVERY), IN_HARDWARE, EMULATED)).findings
     assert finding.name == "slow precision" and "12.5 times as fast in fp32" in finding.verdict
     assert "0.004 TFLOP/s in bfloat16 and at 0.05 in fp32, 12.5 times as fast; the limit is 2." in finding.evidence
     assert "--deepspeed_config ds_configs/zero1_fp32.json" in finding.remedy
 
 
 def test_only_the_newest_start_decides_about_the_precision_and_one_in_fp32_cannot_be_slow(write: Write) -> None:
-    folder = started(write(), EMULATED, EMULATED | {"step": 50, "precision": "float32", "matrix_peak_tflops": 0.01})
-    diagnosis = diagnose(folder)
+    newest = EMULATED | {"step": 50, "precision": "float32", "matrix_peak_tflops": 0.01}
+    diagnosis = diagnose(started(write(), EMULATED, newest))
     assert diagnosis.findings == [] and diagnosis.skipped == []
     assert "slow precision" not in {answer.name for answer in diagnosis.checked}
 
@@ -268,7 +264,7 @@ def test_an_evaluation_is_compared_with_training_at_the_same_step(write: Write) 
     folder = write(values=lambda step: {"mlm_loss": 4.0 if step <= 300 else 2.0})
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"held_out", "step": 600', '"held_out", "step": 300'))
-    assert examine(folder) == []
+    assert diagnose(folder).findings == []
 
 
 @pytest.mark.parametrize("objective", ["hp_loss", "mlm"])
@@ -282,7 +278,7 @@ def test_few_held_out_novels_by_other_authors_are_no_repeated_text(objective: st
 def test_an_early_run_gets_no_verdict_but_obvious_problems_are_reported(write: Write) -> None:
     early, (objective, values) = LEAST_STEPS - 2 * EVERY, SICK["discriminator on the plateau"]
     with pytest.raises(ConfigError, match=f"too early to judge: look again {2 * EVERY} steps later"):
-        examine(write(objective, values, steps=early))
+        diagnose(write(objective, values, steps=early))
     diagnosis = diagnose(write(objective, values | {"length": 15.0}, steps=early))
     assert [finding.name for finding in diagnosis.findings] == ["padding waste"]
     assert diagnosis.skipped == [f"checks of learning: too early to judge: look again {2 * EVERY} steps later"]

@@ -45,8 +45,7 @@ def test_scores_belong_to_the_exported_step_and_evaluations_take_precedence(
     records = [{"kind": "held_out", "step": step, "accuracy_all": 0.9 + step / 1000} for step in (5, 10)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "evaluation").mkdir()
-    evaluated = {"step": 10, "accuracy_all": 0.8, "auc_all": 0.75}
-    (tmp_path / "evaluation" / "metrics.json").write_text(json.dumps(evaluated))
+    (tmp_path / "evaluation" / "metrics.json").write_text('{"step": 10, "accuracy_all": 0.8, "auc_all": 0.75}')
     assert "| detection accuracy, all positions | 0.9050 |" in model_card(tmp_path, description, 5, "en", "mit")
     card = model_card(tmp_path, description, 10, "en", "mit")
     assert "| detection accuracy, all positions | 0.8000 |" in card

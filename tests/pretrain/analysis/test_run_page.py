@@ -69,15 +69,13 @@ def test_text_written_by_others_is_escaped(tmp_path: Path) -> None:
     description |= {"data": [HOSTILE], "init_from": [HOSTILE], "versions": {HOSTILE: HOSTILE}}
     (folder / DESCRIPTION).write_text(json.dumps(description))
     (folder / "logs").mkdir()
-    told = EndRecord(0, HOSTILE, 1, HOSTILE, "error", 1, 3, HOSTILE + "\x1b[31m\u202e")
-    write_record(folder, told)
+    write_record(folder, EndRecord(0, HOSTILE, 1, HOSTILE, "error", 1, 3, HOSTILE + "\x1b[31m\u202e"))
     (folder / "logs" / "rank-0000.log").write_text(f"WARNING: {HOSTILE}\n")
     names = ("time", "step", "first_host", "device", "precision", "code")
     (folder / "starts.jsonl").write_text(json.dumps(dict.fromkeys(names, HOSTILE) | {"processes": [HOSTILE]}))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "example", "step": 50, "text": f"[CLS] [a->b]! {HOSTILE}"}) + "\n")
-    other = write_run(tmp_path / "other", 50)
-    page = page_of(folder, other)
+    page = page_of(folder, write_run(tmp_path / "other", 50))
     assert not {"script", "iframe", "object", "link", "base", "form"} & {tag for tag, _ in page.elements}
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     assert len(page.images) == 3 and [ElementTree.fromstring(image) for image in page.images]

@@ -73,8 +73,7 @@ GONE = {"amp", "bfloat16", "zero_optimization.cpu_offload"}
 def documented() -> list[str]:
     finished = subprocess.run([sys.executable, "-c", LISTING], capture_output=True, text=True, cwd=REPOSITORY)
     assert finished.returncode == 0, finished.stderr
-    keys: list[str] = json.loads(finished.stderr.splitlines()[-1])
-    return keys
+    return list(json.loads(finished.stderr.splitlines()[-1]))
 
 
 def said_of(key: str) -> str:

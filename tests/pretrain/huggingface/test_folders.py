@@ -1,5 +1,8 @@
 """Claims about reading Hugging Face folders, against Hugging Face itself."""
 
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,15 +142,22 @@ def test_a_pickle_of_anything_else_is_one_clear_error(content: object, stock_fol
         torch.save(content, path)
     with pytest.raises(ConfigError, match=r"model: cannot read .*pytorch_model\.bin \(\S"):
         read_stored(stock_folder).encoder()
-    path.unlink()
-    with pytest.raises(ConfigError, match=r"no model\.safetensors"):
-        read_stored(stock_folder).encoder()
 
 
-def test_damaged_weights_are_one_clear_error(stock_folder: Path) -> None:
-    path = stock_folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ConfigError, match="cannot read"):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: os.truncate(folder / "model.safetensors", 1000), "cannot read"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors"),
+        (shutil.rmtree, r"has no config\.json"),
+    ],
+    ids=["cut weights", "no weights", "no folder"],
+)
+def test_damaged_and_missing_files_are_one_clear_error(
+    damage: Callable[[Path], object], message: str, stock_folder: Path
+) -> None:
+    damage(stock_folder)
+    with pytest.raises(ConfigError, match=message):
         read_stored(stock_folder).encoder()
 
 
@@ -209,8 +219,3 @@ def test_pairs_of_texts_get_the_ids_of_transformers(kind: str, tokenizer: Path, 
     theirs = AutoTokenizer.from_pretrained(tmp_path)(*pairs)["input_ids"]
     assert load_tokenizer(tmp_path)(*pairs)["input_ids"] == theirs
     assert len(theirs[0]) == (7 if kind == "MPNet" else 6)
-
-
-def test_a_missing_folder_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
-        read_stored(tmp_path / "nothing").encoder()

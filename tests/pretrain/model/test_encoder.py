@@ -42,8 +42,7 @@ def test_without_relative_positions_it_is_hugging_faces_electra_to_1e_5() -> Non
     ours.load_state_dict(theirs.state_dict())
     ids_BL, mask_BL, segments_BL = example()
     expected = theirs(ids_BL, attention_mask=mask_BL, token_type_ids=segments_BL).last_hidden_state
-    difference = (ours(ids_BL, mask_BL, segments_BL) - expected)[mask_BL].abs().max()
-    assert difference.item() < 1e-5
+    assert (ours(ids_BL, mask_BL, segments_BL) - expected)[mask_BL].abs().max().item() < 1e-5
 
 
 def test_buckets_are_t5s() -> None:
