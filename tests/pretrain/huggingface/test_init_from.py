@@ -111,6 +111,15 @@ def test_both_encoders_start_with_the_embeddings_of_a_single_model(
     assert all(torch.equal(weights[name][key], theirs[key]) for name in weights for key in embeddings)
 
 
+@pytest.mark.parametrize("relative", ["true", "false"])
+def test_an_export_survives_the_round_trip_bitwise(relative: str, shards_folder: Path, tmp_path: Path) -> None:
+    first = start(shards_folder, (), set=(f"model.relative_position={relative}", "seed=3"))
+    weights = exported(first, shards_folder, tmp_path / "out")
+    again = exported(start(shards_folder, (str(tmp_path / "out"),)), shards_folder, tmp_path / "again")
+    assert_bitwise(again["generator"], weights["generator"])
+    assert_bitwise(again["discriminator"], weights["discriminator"])
+
+
 @pytest.mark.parametrize(("ranks", "name"), [(0, "zero1_bf16"), pytest.param(2, "zero3_bf16", marks=pytest.mark.long)])
 def test_a_run_in_half_precision_starts_with_bitwise_the_pairs_weights(
     ranks: int, name: str, stock_pair: tuple[str, str], shards_folder: Path, tmp_path: Path, launch: Launch
