@@ -8,7 +8,7 @@ set -euo pipefail
 model=$(realpath "$1") data=$(realpath "$2") output=$(realpath --canonicalize-missing "${3:-runs/real_weights}")
 cd "$(dirname "$0")/../.."
 text=$data/wiki/enwiki-A*.xz
-steps=${STEPS:-600} # of 64 x 128: until the generator guesses .4 of the masked tokens, or two hours
+steps=${STEPS:-2400} # of 64 x 128: until the generator guesses .4 of the masked tokens, or two hours, which came first
 
 mkdir -p "$output"
 ln -sfn "$model" "$output/minilm"
