@@ -237,10 +237,13 @@ def edited(options: BuildOptions, tmp_path_factory: pytest.TempPathFactory) -> t
     return folder / "corpus", folder / "out"
 
 
-def test_near_copies_are_dropped_and_counted_by_themselves(edited: tuple[Path, Path]) -> None:
-    dropped = load_manifest(edited[1]).books.documents.dropped
+def test_near_copies_are_dropped_and_counted_by_themselves(built: Path, edited: tuple[Path, Path]) -> None:
+    books, once = load_manifest(edited[1]).books, load_manifest(built).books
+    dropped = books.documents.dropped
+    assert books.balances and books.documents.read == 96 + 96 + 12
     assert dropped.keys() == {"duplicate", "near_duplicate"} and dropped["duplicate"] == 12
     assert 92 <= dropped["near_duplicate"] <= 96
+    assert books.characters.dropped["near_duplicate"] == pytest.approx(once.characters.read, rel=0.05)
 
 
 @pytest.mark.parametrize(

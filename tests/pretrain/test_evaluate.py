@@ -242,17 +242,25 @@ def test_a_run_without_checkpoint_is_one_clear_error(trained_run: Path, tmp_path
         load_trained(tmp_path)
 
 
+@pytest.mark.parametrize("command", ["evaluate all", "export"])
 def test_if_all_checkpoints_are_damaged_that_is_one_clear_error_else_intact_ones_are_used(
-    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(trained_run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
-    given = EvaluateOptions(runs=(run,), sequences=8, steps=("all",))
+
+    def go() -> None:
+        if command == "export":
+            export(ExportOptions(run=run, out=tmp_path / "out"))
+        else:
+            main(EvaluateOptions(runs=(run,), sequences=8, steps=("all",)))
+
     flip_bit(run / "checkpoints" / "step-00000006" / "complete.json")
-    main(given)
+    go()
     said = capsys.readouterr().out
     assert f"{run}/checkpoints/step-00000006 is not used: " in said and "step 3" in said and "step 6" not in said
-    shutil.rmtree(run / "evaluation")
+    for written in (run / "evaluation", tmp_path / "out"):
+        shutil.rmtree(written, ignore_errors=True)
     flip_bit(run / "checkpoints" / "step-00000003" / "weights.safetensors")
     with pytest.raises(ConfigError, match=rf"none in {run}/checkpoints is intact: step-00000006 \(.*step-00000003 \("):
-        main(given)
-    assert not (run / "evaluation").exists()
+        go()
+    assert not (run / "evaluation").exists() and not (tmp_path / "out").exists()

@@ -416,7 +416,10 @@ def test_positions_are_extended_by_repeating_the_table(stock_pair: tuple[str, st
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"objective": "mlm", "set": ("model.hidden_size=32",)}, "generator has hidden_size 16, expected 32 with this"),
+        (
+            {"objective": "mlm", "set": ("model.hidden_size=32",)},
+            "generator has hidden_size 16, expected 32 with this configuration",
+        ),
         ({"set": ("model.max_positions=256",)}, "has max_position_embeddings 512, expected 256"),
         ({"set": ("model.layer_norm_eps=1e-5",)}, "has layer_norm_eps 1e-12, expected 1e-05"),
     ],
@@ -437,7 +440,7 @@ def test_a_setting_that_contradicts_the_model_is_refused_by_field(
         (
             512,
             torch.full((512, 64), torch.nan),
-            r"holds NaN or infinity in electra\.embeddings\.position_embeddings\.w",
+            r"holds NaN or infinity in electra\.embeddings\.position_embeddings\.weight",
         ),
     ],
     ids=["of another length than its configuration says", "without rows", "of NaN"],

@@ -47,6 +47,12 @@ def exported(modern: Electra, tokenizer: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+def test_an_exported_encoder_loads_here_bit_for_bit(modern: Electra, exported: Path) -> None:
+    loaded, ours = read_stored(exported).encoder(hidden_dropout_prob=0.0), modern.discriminator
+    assert loaded.config == ours.config
+    assert_bitwise(loaded.state_dict(), ours.state_dict())
+
+
 @pytest.fixture
 def stock(tmp_path: Path) -> tuple[str, str]:
     """A masked language model and a token classifier, saved by Hugging Face."""
