@@ -139,12 +139,12 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_BNLD: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, output_BLND, log_sum_BNL = ctx.saved_tensors
-        (B, L, N, D), (*_, stride, span, _, _), learns_bias = output_BLND.shape, ctx.sizes, ctx.needs_input_grad[3]
+        (B, L, N, D), learns_bias = output_BLND.shape, ctx.needs_input_grad[3]
+        tiles, side, (stride, span) = ctx.grid[0] // (B * N), ctx.settings["SIDE"], ctx.sizes[2:4]
         gradient_BLND = gradient_BNLD.transpose(1, 2).contiguous()
-        lie, axis = ((B, L, 3, N, D), 2) if stride > N * D else ((3, B, L, N, D), 0)  # as query, key and value do
-        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(lie).unbind(axis)
+        shape, axis = ((B, L, 3, N, D), 2) if stride > N * D else ((3, B, L, N, D), 0)  # as query, key and value lie
+        query_gradient, key_gradient, value_gradient = output_BLND.new_empty(shape).unbind(axis)
         mean_BNL = torch.empty_like(log_sum_BNL)
-        tiles, side = ctx.grid[0] // (B * N), ctx.settings["SIDE"]
         partial = log_sum_BNL.new_empty(B, N, tiles, (2 * span + 1) * 2 * side + 2) if learns_bias else None
         kernels.query_backward[ctx.grid](
             *(*inputs, output_BLND, log_sum_BNL, gradient_BLND, mean_BNL, query_gradient, partial),

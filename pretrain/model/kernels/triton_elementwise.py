@@ -84,8 +84,10 @@ def residual_output(
     """Computes `ops.residual_output`: LayerNorm's backward also sums the gradient of the dense layer's bias."""
     if input_XI.dtype == torch.float64 or torch.compiler.is_compiling():
         return norm(dense(input_XI), residual_XH, p)[1]
-    values_XH, p = linear(input_XI, dense.weight, dense.bias.detach()), p if norm.training else 0.0
-    return _NormResidual.apply(values_XH, residual_XH, p, norm.weight, norm.bias, norm.eps, dense.bias)[1]
+    values_XH = linear(input_XI, dense.weight, dense.bias.detach())
+    return _NormResidual.apply(
+        values_XH, residual_XH, p if norm.training else 0.0, norm.weight, norm.bias, norm.eps, dense.bias
+    )[1]
 
 
 def column_sums(values_RC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -107,9 +109,9 @@ def _column_sums(values_RC: Tensor, dtype: torch.dtype, programs: int, tile_rows
 
 
 def together(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Returns the parts joined along an axis: a view if they lie so in memory, else a copy.
+    """Returns the parts joined along an axis: a view if they are side by side in memory, else a copy.
 
-    So lie the weights of layers under ZeRO, and the gradients of attention.
+    The weights of layers are under ZeRO, and attention's gradients.
     """
     first, step = parts[0], parts[0].shape[axis] * parts[0].stride(axis)
     follow = (
@@ -170,12 +172,12 @@ class _Linears(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients_XO: Tensor) -> tuple[Tensor | None, ...]:
         (input_XI, *weights), (of_input, *of_parameters) = ctx.saved_tensors, ctx.needs_input_grad
-        gradient_RS, none = together([each.flatten(0, -2) for each in gradients_XO], 1), [None] * ctx.count
-        of_weights, of_biases = any(of_parameters[: ctx.count]), any(of_parameters[ctx.count :])
+        gradient_RS = together([gradient_XO.flatten(0, -2) for gradient_XO in gradients_XO], 1)
+        count, none = ctx.count, [None] * ctx.count
         return (
             (gradient_RS @ together(weights, 0)).view_as(input_XI) if of_input else None,
-            *((gradient_RS.T @ input_XI.flatten(0, -2)).chunk(ctx.count) if of_weights else none),
-            *(column_sums(gradient_RS, input_XI.dtype).chunk(ctx.count) if of_biases else none),
+            *((gradient_RS.T @ input_XI.flatten(0, -2)).chunk(count) if any(of_parameters[:count]) else none),
+            *(column_sums(gradient_RS, input_XI.dtype).chunk(count) if any(of_parameters[count:]) else none),
         )
 
 
