@@ -55,8 +55,10 @@ were measured before gradients were flat; now less is expected (docs/evidence/gp
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Measured factors on a GPU: time of a step, with embeddings and update, over that of its layers; time of heads,
 sampling and losses over that of their matrix products (docs/evidence/gpu.md)."""
-BESIDE_MODEL = 1.2
-"""The same on a CPU: time of a step, with update and communication, over that of its forwards and backwards."""
+BESIDE_MODEL, OF_PARAMETER = 1.1, (10e-9, 27e-9)
+"""The same on a CPU: time of real sequences, which are padded, over that of full ones per word piece; and a step's
+seconds per parameter for the update, by one process and by several, which exchange gradients and weights
+(docs/evidence/speed.md)."""
 
 
 def flops_per_token(
@@ -291,8 +293,10 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
             started = time.perf_counter()
             model(batch).loss.backward()
             seconds.append(time.perf_counter() - started)
-    whole = BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / (rows * length)
-    return whole * sizes.flops / sizes._replace(run=run).flops
+    update = OF_PARAMETER[processes > 1] * sum(weight.numel() for weight in model.parameters())
+    own_rows = run.batch_size / processes
+    whole = BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / rows + update / own_rows
+    return whole / length * sizes.flops / sizes._replace(run=run).flops
 
 
 def step_seconds(

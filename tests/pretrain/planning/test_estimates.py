@@ -31,10 +31,12 @@ from pretrain.model.kernels import cuda_ops
 from pretrain.planning import estimates
 from pretrain.planning.estimates import (
     GPUS,
+    OF_PARAMETER,
     Sizes,
     flops_per_token,
     least_parameters,
     memory_per_process,
+    seconds_on_cpu,
     step_seconds,
     this_machine,
     too_large,
@@ -276,6 +278,12 @@ def test_this_machine_is_measured_alone_and_in_a_job_which_leaves_the_random_sta
         assert 1e8 < machine.flops < 4 * machine.products < 1e14  # other processes may slow down either
     assert "core" in alone.name and "timed now" in alone.source
     assert alone.name == together.name and alone.memory == together.memory
+
+
+def test_the_update_and_the_exchange_between_processes_count_on_a_cpu(plain_ops: None) -> None:
+    sizes = Sizes(TINY.model_copy(update={"batch_size": 2}), 2048, 64)  # so small a batch that they take the time
+    of_step = sizes.length * seconds_on_cpu(sizes, "fp32", torch.device("cpu"), 1e11, processes=2)
+    assert of_step > OF_PARAMETER[1] * least_parameters(sizes)
 
 
 @pytest.mark.parametrize(("gpu", "precision"), GPUS)
