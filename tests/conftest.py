@@ -136,3 +136,10 @@ def unread(path: Path) -> tuple[int, ...]:
 def modules(*packages: str) -> list[Path]:
     paths = (path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
     return sorted(path.relative_to(REPOSITORY) for path in paths)
+
+
+def flip_bit(path: Path, place: int | None = None, bit: int = 1) -> None:
+    """Flips a bit in one byte of a file, by default the middle one."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= bit
+    path.write_bytes(content)

@@ -136,13 +136,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def flip(path: Path) -> None:
-    """Flips a bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def finished_shards(folder: Path) -> int:
     """Number of shards of a running build that have their records."""
     return len(list((folder / "records").glob("shard-*.json")))

@@ -27,13 +27,12 @@ from data_prep.output import LOCK_NAME
 from data_prep.shards import file_problems
 from electra_sampler.foundation.command_line import run_command
 from electra_sampler.foundation.config import ConfigError
-from tests.conftest import REPOSITORY, needs, unread
+from tests.conftest import REPOSITORY, flip_bit, needs, unread
 from tests.data_prep.conftest import (
     again,
     command_of,
     contents,
     finished_shards,
-    flip,
     kill_build,
     limit_file_size,
     processes_below,
@@ -150,7 +149,7 @@ def test_a_finished_build_of_other_text_does_not_count_as_finished(
     assert contents(output) == contents(built)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1]), flip])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1]), flip_bit])
 def test_what_is_missing_cut_or_flipped_in_a_finished_build_is_rebuilt(
     options: BuildOptions, built: Path, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
@@ -443,12 +442,12 @@ def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(
     folder = shutil.copytree(options.input[0], tmp_path / "in")
     last = folder / "zzz.txt.xz"
     last.write_bytes(lzma.compress(b"\n\n".join(b"Kalo mi ne %d." % number for number in range(20_000))))
-    flip(last)
+    flip_bit(last)
     case = again(options, tmp_path / "out", input=(folder,), punkt=built / "punkt", shard_mb=0.1)
     with pytest.raises(ConfigError, match=r"zzz\.txt\.xz cannot be read to the end"):
         main(case)
     assert finished_shards(case.output)
-    flip(last)
+    flip_bit(last)
     assert main(case) == 0
 
 

@@ -19,7 +19,8 @@ from data_prep.masking import mask_size
 from data_prep.shards import IndexedFile
 from electra_sampler.foundation.config import ConfigError
 from electra_sampler.foundation.files import sealed, with_suffix
-from tests.data_prep.conftest import again, flip, write_indexed
+from tests.conftest import flip_bit
+from tests.data_prep.conftest import again, write_indexed
 from tests.data_prep.pools import pool_of
 
 
@@ -71,7 +72,7 @@ def test_repairs_and_the_share_of_each_input_are_printed(
 
 def test_a_flipped_bit_is_found_and_its_file_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = load_manifest(copy / "held_out").shards[0].name + ".mask.bin"
-    flip(copy / "held_out" / name)
+    flip_bit(copy / "held_out" / name)
     assert main(InspectOptions(folder=copy, verify=True, workers=1)) == 1
     assert f"{name}: changed" in capsys.readouterr().err
 
@@ -138,7 +139,7 @@ def test_two_workers_report_damage_in_several_shards_in_the_order_of_the_shards(
     monkeypatch.setenv("PYTHONPATH", laptop["PYTHONPATH"])
     damaged = [copy / manifest.shards[number].name for number in (0, -1)]
     for prefix in damaged:
-        flip(with_suffix(prefix, ".bin"))
+        flip_bit(with_suffix(prefix, ".bin"))
     with pool_of(2) as two_workers:
         assert verify(built, manifest, two_workers) == []
         found = verify(copy, manifest, two_workers)

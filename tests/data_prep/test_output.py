@@ -10,8 +10,7 @@ import pytest
 from data_prep.manifest import Books, load_manifest
 from data_prep.output import PLAN, BuildPlan, ShardRecord, load_record, locked, open_plan, refuse_another, save_record
 from electra_sampler.foundation.config import ConfigError
-from tests.conftest import unread
-from tests.data_prep.conftest import flip
+from tests.conftest import flip_bit, unread
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_an_equal_record_is_not_written_again(built: Path, plan: BuildPlan) -> N
     assert unread(built / "records" / "plan.json") == before
 
 
-@pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 200), Path.unlink])
+@pytest.mark.parametrize("damage", [flip_bit, lambda path: os.truncate(path, 200), Path.unlink])
 def test_a_record_that_is_damaged_cut_short_or_missing_is_none(
     built: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

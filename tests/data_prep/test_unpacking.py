@@ -20,8 +20,9 @@ from data_prep.reading import Reader
 from data_prep.sources import find_sources
 from data_prep.unpacking import DAMAGED, make_seek_index, not_text, opened, text_per_byte, unpacked
 from electra_sampler.foundation.config import ConfigError
+from tests.conftest import flip_bit
 from tests.data_prep import packers
-from tests.data_prep.conftest import documents_of, flip, words
+from tests.data_prep.conftest import documents_of, words
 from tests.data_prep.packers import bgzf
 
 PACKERS = {suffix[1:]: pack for suffix, pack in packers.PACKERS.items() if suffix}
@@ -199,7 +200,7 @@ def test_each_document_is_in_one_shard_even_if_the_file_is_padded_with_zeros(
     [
         lambda path: os.truncate(path, int(path.stat().st_size * 0.3)),
         lambda path: os.truncate(path, int(path.stat().st_size * 0.99)),
-        flip,
+        flip_bit,
     ],
     ids=["cut at a third", "cut at the end", "a flipped bit"],
 )

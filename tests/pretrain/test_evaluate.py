@@ -19,7 +19,7 @@ from pretrain.export import main as export
 from pretrain.huggingface.stored import read_stored
 from pretrain.runs.folder import read_run
 from pretrain.runs.models import build_model, load_trained
-from tests.pretrain.engine.checkpoints import flip_bit
+from tests.conftest import flip_bit
 from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 

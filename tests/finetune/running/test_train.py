@@ -30,10 +30,9 @@ from pretrain.engine.optim import decays, learning_rate
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import World, start_processes
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, flip_bit
 from tests.deepspeed_values import values_of
 from tests.finetune.conftest import SETTINGS, run_queue, small_encoder
-from tests.pretrain.engine.checkpoints import flip_bit
 from tests.warm import outputs, two_ranks
 
 SEED = 3

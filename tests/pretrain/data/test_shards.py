@@ -18,7 +18,7 @@ from electra_sampler.foundation.config import ConfigError, LocalProblem
 from electra_sampler.foundation.ordering import dealt, permuted
 from pretrain.data.batches import BatchPlan, TrainingBatches, held_out_batches
 from pretrain.data.shards import Shards, open_held_out, open_shards
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, flip_bit
 from tests.pretrain.whole_runs import Launch, finished, run_arguments
 
 
@@ -172,15 +172,9 @@ def test_a_damaged_shard_is_named_before_anything_is_read(
     assert len(caught.value.problems) == 1 and "\n" not in str(caught.value)
 
 
-def flip(path: Path, place: int, bit: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= bit
-    path.write_bytes(content)
-
-
 def test_a_flipped_bit_in_an_index_is_found_on_reading_and_its_sequence_named(copy: Path) -> None:
     items = len(IndexedFile(copy / "shard-00001"))
-    flip(copy / "shard-00001.idx", 34 + 4 * items + 8, 2)  # the second item's offset, after header and lengths
+    flip_bit(copy / "shard-00001.idx", 34 + 4 * items + 8, 2)  # the second item's offset, after header and lengths
     shards = open_shards(copy)
     first = load_manifest(copy).shards[0].sequences
     shards.read(np.array([first - 1, first + 3]), np.zeros(2, int))
@@ -218,7 +212,7 @@ def test_lost_content_is_found_on_reading_and_its_sequence_named(
 def test_a_missing_end_of_a_sequence_is_found_on_reading(copy: Path) -> None:
     file = IndexedFile(copy / "shard-00000")
     row = int(np.argmin(file.lengths))
-    flip(copy / "shard-00000.bin", int(file.offsets[row]) + 2 * int(file.lengths[row]) - 2, 1)
+    flip_bit(copy / "shard-00000.bin", int(file.offsets[row]) + 2 * int(file.lengths[row]) - 2, 1)
     with pytest.raises(LocalProblem, match=rf"sequence {row} does not end with \[SEP\]"):
         open_shards(copy).read(np.array([row]), np.array([0]))
 

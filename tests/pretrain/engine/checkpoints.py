@@ -1,4 +1,4 @@
-"""Checkpoints whose tensors all depend on the step, and what may happen to their files."""
+"""Checkpoints whose tensors all depend on the step, and the marker of one whose files were changed."""
 
 from pathlib import Path
 
@@ -16,9 +16,3 @@ def state_of(step: int, size: int = 5) -> EngineState:
 def sign(checkpoint: Path) -> None:
     """Rewrites the marker for the current sizes and checksums of the files."""
     (checkpoint / MARKER).write_bytes(marker_of(checkpoint))
-
-
-def flip_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
