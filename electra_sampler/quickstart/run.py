@@ -35,18 +35,19 @@ MEAN_LENGTH = 58
 """Tokens per sequence of the corpus; the rest is padding."""
 STEP_SECONDS = 0.23
 SECONDS = {
-    "corpus": 27,
-    "vocabulary": 3,
-    "shards": 4,
-    "inspection": 8,
-    "start of pre-training": 21,
-    "evaluation": 7,
+    "corpus": 31,
+    "vocabulary": 4,
+    "shards": 5,
+    "inspection": 13,
+    "start of pre-training": 22,
+    "evaluation": 10,
     "export": 3,
-    "fine-tuning": 34,
-    "untrained encoder": 33,
+    "fine-tuning": 39,
+    "untrained encoder": 38,
     "report": 1,
 }
-"""Seconds of a step and of all else on two cores of an AMD EPYC of 2021 (AVX2)."""
+"""Seconds of a step and of all else on two cores of an AMD EPYC of 2021 (AVX2): means of a new environment's first run,
+which compiles what it imports, and a later one."""
 
 
 class QuickstartOptions(StrictConfig):
