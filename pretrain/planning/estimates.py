@@ -285,18 +285,21 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
         run = with_objective(run, "electra")
     rows = int(min(max(1, STEADY / 3 * products / (sizes.flops * length)), run.batch_size // processes))
     with torch.random.fork_rng(devices=[]):  # the run's randomness is untouched
-        trained = objective_class(run.objective.name)(run.model, run.objective, sizes.vocab_size, 0)
-        model = trained.to(device, DTYPES[precision])
+        model = objective_class(run.objective.name)(run.model, run.objective, sizes.vocab_size, 0).to(
+            device, DTYPES[precision]
+        )
         batch = random_batch(rows, length, sizes.vocab_size, run.mask_rate)
         seconds: list[float] = []
         while len(seconds) < 2 or sum(seconds[1:]) < STEADY:
             started = time.perf_counter()
             model(batch).loss.backward()
             seconds.append(time.perf_counter() - started)
-    update = OF_PARAMETER[processes > 1] * sum(weight.numel() for weight in model.parameters())
-    own_rows = run.batch_size / processes
-    whole = BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / rows + update / own_rows
-    return whole / length * sizes.flops / sizes._replace(run=run).flops
+    parameters = sum(weight.numel() for weight in model.parameters())
+    of_row = (
+        BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / rows
+        + OF_PARAMETER[processes > 1] * parameters * processes / run.batch_size
+    )
+    return of_row / length * sizes.flops / sizes._replace(run=run).flops
 
 
 def step_seconds(
