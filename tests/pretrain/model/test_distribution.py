@@ -74,12 +74,12 @@ def test_if_all_losses_underflow_in_fp32_tokens_are_drawn_by_p_g() -> None:
 
 @pytest.mark.parametrize("place", [3, 300])
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
-def test_weights_that_are_not_finite_give_a_valid_token_with_probability_nan(weight: float, place: int) -> None:
-    weights = torch.ones(2, 301)
-    weights[1, place] = weight
-    drawn = drawn_from(weights, torch.tensor([0.5, 0.5]))
-    assert drawn.tokens_BK[0] == 150 and 0 <= drawn.tokens_BK[1] < 301
-    assert drawn.log_q_BK[0].isfinite() and drawn.log_q_BK[1].isnan()
+def test_weights_not_finite_or_all_zero_give_a_valid_token_with_probability_nan(weight: float, place: int) -> None:
+    weights = torch.ones(3, 301)
+    weights[1, place], weights[2] = weight, 0
+    drawn = drawn_from(weights, torch.full((3,), 0.5))
+    assert drawn.tokens_BK[0] == 150 and ((drawn.tokens_BK >= 0) & (drawn.tokens_BK < 301)).all()
+    assert drawn.log_q_BK[0].isfinite() and drawn.log_q_BK[1:].isnan().all()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 0.05])
@@ -194,14 +194,21 @@ def test_a_token_of_weight_zero_is_never_drawn_even_at_the_ends_of_a_block(only:
     assert set(token.tolist()) == set(only)
 
 
+def test_the_token_drawn_is_the_first_whose_cumulative_sum_exceeds_the_uniform_number() -> None:
+    weights = torch.zeros(2, 3 * BLOCK)
+    weights[:, [BLOCK + 1, -1]] = 1.0
+    assert drawn_from(weights, torch.tensor([0.0, 0.5])).tokens_BK.tolist() == [BLOCK + 1, 3 * BLOCK - 1]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounding_never_leads_past_the_end_of_a_block(seed: int) -> None:
     """A block's sum and its running sum round differently; a search for its very end must not return weight zero."""
     random = torch.Generator().manual_seed(seed)
     weights = torch.rand(20_000, 2 * BLOCK, generator=random)
-    weights[:, BLOCK - 1] = weights[:, -1] = 0
+    never = [BLOCK - 1, BLOCK, 2 * BLOCK - 1]
+    weights[:, never] = 0
     ends = weights[:, :BLOCK].sum(-1) / weights.sum(-1)
     near = (ends * 2**24).round().add(torch.randint(-1, 2, ends.shape, generator=random)) / 2**24
     token, _ = Dense(weights).draw(near.clamp(max=1 - 2**-24))
-    assert not ((token == BLOCK - 1) | (token == 2 * BLOCK - 1)).any()
+    assert not torch.isin(token, torch.tensor(never)).any()
     assert ((token >= BLOCK - 4) & (token <= BLOCK + 2)).float().mean() > 0.99
