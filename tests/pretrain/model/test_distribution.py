@@ -139,6 +139,10 @@ def test_the_log_probability_is_exact_even_if_the_probability_rounds_to_zero_or_
     assert found == pytest.approx(logits.double().log_softmax(-1).tolist(), rel=1e-6)
 
 
+def test_the_log_probability_of_weight_zero_is_finite_so_that_no_mean_over_a_batch_is_lost() -> None:
+    assert Dense(torch.tensor([1.0, 0.0])).log_p(torch.tensor(1)).isfinite()
+
+
 def keyed(number: int, seed: int) -> Tensor:
     """Uniforms of 24 bits with the lowest bit set, as in training, including the smallest and the largest."""
     torch.manual_seed(seed)
