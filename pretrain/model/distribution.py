@@ -91,10 +91,11 @@ class Distribution(ABC):
     def draw(self, uniform_X: Tensor) -> tuple[Tensor, Tensor]:
         """Draws a token per row by inverse CDF; returns the tokens and their log-probabilities, both [X].
 
-        If a row's weights are not finite, or all zero, the token drawn is arbitrary but valid, and its log-probability
-        is NaN: the error shows in loss or metrics, not as an index out of range.
+        If a row's weights are not finite, or their sum is not positive, the token drawn is arbitrary but valid, and its
+        log-probability is NaN: the error shows in loss or metrics, not as an index out of range.
         """
         tokens_X, total_X, weight_X = draw_in_blocks(self.sum_XN, self.block, self.size, uniform_X)
+        total_X = total_X.where(total_X > 0, torch.nan)
         return tokens_X, (weight_X / (total_X + 0 * total_X)).log()  # infinity becomes NaN
 
     @torch.no_grad()

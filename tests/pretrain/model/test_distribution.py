@@ -74,10 +74,10 @@ def test_if_all_losses_underflow_in_fp32_tokens_are_drawn_by_p_g() -> None:
 
 @pytest.mark.parametrize("place", [3, 300])
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
-def test_weights_not_finite_or_all_zero_give_a_valid_token_with_probability_nan(weight: float, place: int) -> None:
-    weights = torch.ones(3, 301)
-    weights[1, place], weights[2] = weight, 0
-    drawn = drawn_from(weights, torch.full((3,), 0.5))
+def test_weights_that_are_no_distribution_give_a_valid_token_with_probability_nan(weight: float, place: int) -> None:
+    weights = torch.ones(4, 301)
+    weights[1, place], weights[2], weights[3] = weight, 0, -1
+    drawn = drawn_from(weights, torch.full((4,), 0.5))
     assert drawn.tokens_BK[0] == 150 and ((drawn.tokens_BK >= 0) & (drawn.tokens_BK < 301)).all()
     assert drawn.log_q_BK[0].isfinite() and drawn.log_q_BK[1:].isnan().all()
 
