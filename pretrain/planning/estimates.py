@@ -57,8 +57,8 @@ BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 sampling and losses over that of their matrix products (docs/evidence/gpu.md)."""
 BESIDE_MODEL, OF_PARAMETER = 1.1, (10e-9, 27e-9)
 """The same on a CPU: time of real sequences, which are padded, over that of full ones per word piece; and a step's
-seconds per parameter for the update, by one process and by several, which exchange gradients and weights
-(docs/evidence/speed.md)."""
+seconds per parameter for the update, by one process and by several, which exchange gradients and weights. Fitted to
+steps of tiny on an EPYC of 2021 (docs/evidence/speed.md); small's update took half as long per parameter."""
 
 
 def flops_per_token(
@@ -294,11 +294,8 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
             started = time.perf_counter()
             model(batch).loss.backward()
             seconds.append(time.perf_counter() - started)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    of_row = (
-        BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / rows
-        + OF_PARAMETER[processes > 1] * parameters * processes / run.batch_size
-    )
+    updated = sum(weight.numel() for weight in model.parameters()) * processes / run.batch_size  # for each row
+    of_row = BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / rows + OF_PARAMETER[processes > 1] * updated
     return of_row / length * sizes.flops / sizes._replace(run=run).flops
 
 
@@ -307,8 +304,8 @@ def step_seconds(
 ) -> float:
     """Returns the seconds of a training step of all processes; sequences have `mean_length` tokens without padding.
 
-    A GPU computes padding too, while its host launches; then it waits for the update. Communication is not counted: at
-    ZeRO stage 1 the flat gradient of each group takes one reduce-scatter and one all-gather.
+    A GPU computes padding too, while its host launches; then it waits for the update. Communication of GPUs is not
+    counted: at ZeRO stage 1 the flat gradient of each group takes one reduce-scatter and one all-gather.
     """
     of_sequence = sizes.run.batch_size * sizes.flops / machine.flops
     if machine.capability == (0, 0):
