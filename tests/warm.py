@@ -22,6 +22,8 @@ from threading import Timer
 from typing import IO, Any
 from unittest.mock import patch
 
+import deepspeed.utils.pin_memory  # noqa: F401  (an engine's destructor imports it, and may run within another import)
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 IMPORTED = [
     *("torch", "torch._dynamo", "torch.distributed.elastic", "deepspeed", "pydantic", "scipy.stats", "sklearn.metrics"),
