@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import os
 import pydoc_data.topics
 import shutil
@@ -49,6 +50,10 @@ def needs(*programs: str, namespaces: tuple[str, ...] = ()) -> None:
 def unshare(*kinds: str) -> list[str]:
     """The command before one that runs in namespaces of these kinds."""
     return ["unshare", *(f"--{kind}" for kind in kinds), *(["--fork", "--mount-proc"] if "pid" in kinds else [])]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # or each full collection visits all that was imported
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,6 +6,7 @@ reads from the environment when it is imported) is tested by starting one, as in
 """
 
 import atexit
+import gc
 import io
 import os
 import runpy
@@ -54,6 +55,7 @@ def _become(
     arguments: list[str], environment: dict[str, str], folder: str, given: str, out: Connection, err: Connection
 ) -> None:
     """Runs a script as `python ARGUMENTS` would, and ends as it does."""
+    gc.freeze()  # or each full collection would visit half a million objects of libraries, and copy their pages
     read, write = os.pipe()
     with os.fdopen(write, "w", encoding="utf-8") as file:
         file.write(given)  # less than a pipe holds
