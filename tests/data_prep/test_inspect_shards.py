@@ -91,12 +91,12 @@ def test_a_missing_file_and_another_size_of_the_vocabulary_are_found_even_withou
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_manifest(load_manifest(copy).model_copy(update={"vocab_size": 65_536}), copy)
-    (copy / "shard-00001.mask.bin").unlink()
+    (copy / "shard-00000.mask.bin").unlink()
     for verify_all in (False, True):
-        assert main(InspectOptions(folder=copy, verify=verify_all, workers=1)) == 1
+        assert main(InspectOptions(folder=copy, verify=verify_all, show=1, workers=1)) == 1
         errors = capsys.readouterr().err
         assert "tokenizer: not the tokenizer named by the manifest" in errors
-        assert "shard-00001.mask.bin: No such file or directory" in errors
+        assert "shard-00000.mask.bin: No such file or directory" in errors
 
 
 def test_an_index_without_items_is_named(copy: Path, manifest: Manifest) -> None:
