@@ -356,8 +356,9 @@ def test_all_keeps_every_seed_with_its_record_and_best_the_best(
         for folder in (undisturbed / "finetuned").iterdir()
     }
     assert kept == {name: record.model_dump(mode="json") for name, record in records.items()}
-    assert len(kept) == 2
     assert all((undisturbed / "finetuned" / name / file).is_file() for name in kept for file in FILES)
+    configs = [json.loads((undisturbed / "finetuned" / name / "config.json").read_text()) for name in kept]
+    assert [config["hidden_dropout_prob"] for config in configs] == [0.1, 0.1]  # of fine-tuning, in both
     keep(stock_model, cola_folder, tmp_path, keep="best")
     (best,) = (tmp_path / "finetuned").iterdir()
     assert records[best.name].last["dev"]["matthews"] == max(one.last["dev"]["matthews"] for one in records.values())
