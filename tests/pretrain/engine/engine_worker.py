@@ -263,8 +263,7 @@ def continue_from(name: str, world: Any, folder: Path) -> list[float]:
 
 def first_step(name: str, world: Any) -> dict[str, Any]:
     """What an engine starts with, and what its first step changes, under a scale of 0 for the generator's encoder."""
-    encoder = "generator.encoder"
-    runner = make_runner(name, world, seed=world.rank, lr_scale=lambda name: 0.0 if name.startswith(encoder) else 1.0)
+    runner = make_runner(name, world, world.rank, lambda name: float(not name.startswith("generator.encoder")))
     before = runner.engine.full_state().weights
     runner.train(range(1))
     after = runner.engine.full_state().weights
