@@ -219,8 +219,8 @@ def test_a_token_of_another_vocabulary_is_cut_into_pieces_by_either_kind(
 ) -> None:
     bpe = open_tokenizer(str(write_byte_level_bpe(tmp_path / "bpe")))
     longer = open_tokenizer(str(write_byte_level_bpe(tmp_path / "longer", "theday", "Größe", " and")))
-    cut = [[bpe.tokens[piece] for piece in bpe.pieces(one)] for one in longer.spelled[bpe.vocab_size :]]
-    assert cut == [["the", "day"], ["G", "r", "Ã", "¶", "Ã", "Ł", "e"], ["Ġand"]]
+    cut = [[bpe.tokens[piece] for piece in bpe.pieces(one)] for one in (*longer.spelled[bpe.vocab_size :], "日")]
+    assert cut == [["the", "day"], ["G", "r", "Ã", "¶", "Ã", "Ł", "e"], ["Ġand"], ["[UNK]"]]
     (tmp_path / "vocab.txt").write_text(vocab.read_text() + "kalo\n##mine\nxyz\n")
     longer = open_tokenizer(str(tmp_path / "vocab.txt"))
     cut = [[tokenizer.tokens[piece] for piece in tokenizer.pieces(one)] for one in longer.spelled[-3:]]
