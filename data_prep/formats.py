@@ -175,7 +175,7 @@ def joined(records: Iterator[Document]) -> Iterator[Document]:
 
 
 def split_long(document: Document) -> Iterator[Document]:
-    """Yields the document, or its pieces if it is longer than `LONGEST_DOCUMENT`."""
+    """Yields the document, or its pieces if it is longer than `LONGEST_DOCUMENT` (`LONGEST_PAGE` if wikitext)."""
     limit = LONGEST_PAGE if document.wikitext else LONGEST_DOCUMENT
     start = 0
     while len(document.content) - start > limit:

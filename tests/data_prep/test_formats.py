@@ -120,10 +120,13 @@ def test_text_is_divided_at_a_line_a_space_or_between_characters(text: bytes, cu
     assert cut_point(text) == cut
 
 
-def test_a_long_document_becomes_parts_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "LONGEST_DOCUMENT", 100)
+@pytest.mark.parametrize(("limit", "wikitext"), [("LONGEST_DOCUMENT", False), ("LONGEST_PAGE", True)])
+def test_a_long_document_becomes_parts_without_loss(
+    limit: str, wikitext: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, limit, 100)
     content = b"".join(b"Line %d.\n" % number for number in range(100))
-    parts = list(split_long(Document(content, 5)))
+    parts = list(split_long(Document(content, 5, wikitext=wikitext)))
     assert b"".join(part.content for part in parts) == content
     assert max(len(part.content) for part in parts) <= 100
     assert [part.cut for part in parts] == [True] * (len(parts) - 1) + [False]
