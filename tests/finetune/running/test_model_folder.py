@@ -357,8 +357,8 @@ def test_all_keeps_every_seed_with_its_record_and_best_the_best(
     }
     assert kept == {name: record.model_dump(mode="json") for name, record in records.items()}
     assert all((undisturbed / "finetuned" / name / file).is_file() for name in kept for file in FILES)
-    configs = [json.loads((undisturbed / "finetuned" / name / "config.json").read_text()) for name in kept]
-    assert [config["hidden_dropout_prob"] for config in configs] == [0.1, 0.1]  # of fine-tuning, in both
+    configs = [json.loads(path.read_text()) for path in sorted((undisturbed / "finetuned").glob("*/*config.json"))]
+    assert [one.get("hidden_dropout_prob", one.get("model_max_length")) for one in configs] == [0.1, 32, 0.1, 32]
     keep(stock_model, cola_folder, tmp_path, keep="best")
     (best,) = (tmp_path / "finetuned").iterdir()
     assert records[best.name].last["dev"]["matthews"] == max(one.last["dev"]["matthews"] for one in records.values())
