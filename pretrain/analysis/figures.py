@@ -140,7 +140,7 @@ def _draw_chart(axes: Any, chart: Chart, logs: Mapping[str, Log]) -> None:
         axes.set_yscale("log", nonpositive="mask")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=2)
 
 
 def draw_comparison(result: dict[str, Any], path: Path) -> None:
