@@ -278,7 +278,8 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
 def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products: float, processes: int) -> float:
     """Measures the model itself on random word pieces; returns the seconds of a training step per token.
 
-    In place of a sampler of one's own, which may read the run's text, ELECTRA is measured, at its speed per FLOP.
+    Takes `STEADY` seconds, or as long as a twentieth of a short run. In place of a sampler of one's own, which may read
+    the run's text, ELECTRA is measured, at its speed per FLOP.
     """
     run, length = sizes.run, sizes.length
     if run.objective.name not in BUILT_IN:
@@ -290,7 +291,9 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
         )
         batch = random_batch(rows, length, sizes.vocab_size, run.mask_rate)
         seconds: list[float] = []
-        while len(seconds) < 2 or sum(seconds[1:]) < STEADY:
+        while len(seconds) < 2 or (
+            sum(seconds[1:]) < STEADY and len(seconds) * rows < run.optim.steps * run.batch_size / processes / 20
+        ):
             started = time.perf_counter()
             model(batch).loss.backward()
             seconds.append(time.perf_counter() - started)
