@@ -184,8 +184,7 @@ def same_states(one: Any, other: Any) -> bool:
 def train_and_resume(name: str, world: Any, folder: Path, muon: bool = False) -> dict[str, Any]:
     """Trains and saves a checkpoint; then a new engine with other weights resumes from it.
 
-    Each rank creates a different model; the first rank's counts. The step with a NaN changes nothing only if the
-    resumed run ended as the first one did.
+    Each rank creates a different model; the first rank's counts.
     """
     runner = make_runner(name, world, seed=world.rank, muon=muon)
     losses = runner.train(range(SAVED_AT))
@@ -201,6 +200,7 @@ def train_and_resume(name: str, world: Any, folder: Path, muon: bool = False) ->
     return {
         "losses": losses,
         "resumed": again.train(range(SAVED_AT, STEPS)),
+        "same_end": same_states(end, again.engine.full_state()),
         "names": sorted(end.weights),
         "spoiled": spoiled_step(again, end),
     }
@@ -261,9 +261,9 @@ def continue_from(name: str, world: Any, folder: Path) -> list[float]:
     return runner.train(range(SAVED_AT, STEPS))
 
 
-def first_step(name: str, world: Any) -> dict[str, Any]:
-    """What an engine starts with, and what its first step changes, under a scale of 0 for the generator's encoder."""
-    runner = make_runner(name, world, world.rank, lambda name: float(not name.startswith("generator.encoder")))
+def first_step(name: str, world: Any, frozen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What an engine starts with, and what its first step changes, under a scale of 0 for names that begin so."""
+    runner = make_runner(name, world, world.rank, lambda name: float(not name.startswith(frozen)))
     before = runner.engine.full_state().weights
     runner.train(range(1))
     after = runner.engine.full_state().weights
@@ -291,11 +291,14 @@ def main(folder: Path) -> None:
 
 def first_figures(names: tuple[str, ...], world: Any, own: Path) -> dict[str, Any]:
     """Figures of training from the beginning under each file; checkpoints are written to `own`."""
-    figures: dict[str, Any] = {"train": {name: train_and_resume(name, world, own) for name in names}}
+    figures: dict[str, Any] = {
+        "first": {name: first_step(name, world) for name in names},
+        "train": {name: train_and_resume(name, world, own) for name in names},
+    }
     vars(muon)["bf16_is_faster"] = lambda: False  # so that stages agree to fp32's rounding
     known = (*names, *(VARIANTS if world.world_size > 1 else ()))
     figures["muon"] = {name: train_and_resume(name, world, own / "muon", muon=True) for name in MUON if name in known}
-    figures["first"] = {name: first_step(name, world) for name in names}
+    figures["frozen"] = {name: first_step(name, world, ("generator.encoder",)) for name in FP32 if name in names}
     figures["recomputed"] = {
         name: make_runner(name, world, activation_checkpointing={}).train(range(2))
         for name in RECOMPUTED
