@@ -97,6 +97,12 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutSome
 """
 
 
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """Folder for a run, not made yet."""
+    return tmp_path / "run"
+
+
 @pytest.fixture(scope="session")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a machine on which DeepSpeed, MPI and megatron-core are not installed."""

@@ -41,42 +41,39 @@ def wait_for_end(slurm: Slurm, job: str, folder: Path, seconds: float = 400, sta
 
 @pytest.mark.long
 def test_a_signalled_job_saves_is_requeued_and_ends_with_the_losses_of_one_host(
-    slurm: Slurm, shards_folder: Path, tmp_path: Path, whole: Path
+    slurm: Slurm, shards_folder: Path, tmp_path: Path, run_folder: Path, whole: Path
 ) -> None:
-    folder = tmp_path / "run"
-    job = submit_training(slurm, shards_folder, folder)
-    wait_for(lambda: len(losses(folder)) >= 2)
+    job = submit_training(slurm, shards_folder, run_folder)
+    wait_for(lambda: len(losses(run_folder)) >= 2)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
     wait_for_end(slurm, job, tmp_path)
     assert field(slurm, job, "Restarts") == "1"
     assert "stopped on request after step" in (tmp_path / "job.out").read_text()
-    assert losses(folder) == losses(whole)
+    assert losses(run_folder) == losses(whole)
 
 
 @pytest.mark.long
 def test_a_job_that_reaches_its_time_limit_ends_with_the_losses_of_an_undisturbed_one(
-    slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
+    slurm: Slurm, shards_folder: Path, tmp_path: Path, run_folder: Path, whole_longer: Path
 ) -> None:
     # Slurm's shortest limit is a minute, and it warns at the 30th second or later. A slow network makes each of the 200
     # steps of the two hosts take over half a second, on any machine.
-    folder = tmp_path / "run"
     slurm.hosts.throttle("node1", "60mbit")
     try:
-        job = submit_training(slurm, shards_folder, folder, *LONGER, limits=("--time=1", "--signal=B:USR1@1"))
+        job = submit_training(slurm, shards_folder, run_folder, *LONGER, limits=("--time=1", "--signal=B:USR1@1"))
         wait_for_end(slurm, job, tmp_path, 500)
     finally:
         slurm.hosts.unthrottle("node1")
     assert int(field(slurm, job, "Restarts")) >= 1
-    assert losses(folder) == losses(whole_longer)
+    assert losses(run_folder) == losses(whole_longer)
 
 
 @pytest.mark.long
 def test_a_job_that_loses_a_node_is_requeued_automatically(
-    slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
+    slurm: Slurm, shards_folder: Path, tmp_path: Path, run_folder: Path, whole_longer: Path
 ) -> None:
-    folder = tmp_path / "run"
-    job = submit_training(slurm, shards_folder, folder, *LONGER)
-    wait_for(lambda: len(losses(folder)) >= 60)
+    job = submit_training(slurm, shards_folder, run_folder, *LONGER)
+    wait_for(lambda: len(losses(run_folder)) >= 60)
     slurm.hosts.cut("node2")
     for daemon in slurm.hosts.processes("node2", "slurmd -N"):
         os.kill(daemon, signal.SIGKILL)
@@ -87,22 +84,21 @@ def test_a_job_that_loses_a_node_is_requeued_automatically(
         slurm.hosts.mend("node2")
         slurm.start_slurmd("node2")
     wait_for_end(slurm, job, tmp_path)
-    assert losses(folder) == losses(whole_longer)
+    assert losses(run_folder) == losses(whole_longer)
 
 
 @pytest.mark.long
 def test_a_job_restarts_after_a_rank_is_killed(
-    slurm: Slurm, shards_folder: Path, tmp_path: Path, whole_longer: Path
+    slurm: Slurm, shards_folder: Path, tmp_path: Path, run_folder: Path, whole_longer: Path
 ) -> None:
-    folder = tmp_path / "run"
-    job = submit_training(slurm, shards_folder, folder, *LONGER)
-    wait_for(lambda: len(losses(folder)) >= 60)
+    job = submit_training(slurm, shards_folder, run_folder, *LONGER)
+    wait_for(lambda: len(losses(run_folder)) >= 60)
     for rank in slurm.hosts.processes("node2", "pretrain/run.py"):
         os.kill(rank, signal.SIGKILL)
     wait_for_end(slurm, job, tmp_path)
     assert field(slurm, job, "Restarts") == "0"
     assert "restart 1 of 3, from step-00000050" in (tmp_path / "job.out").read_text()
-    assert losses(folder) == losses(whole_longer)
+    assert losses(run_folder) == losses(whole_longer)
 
 
 def kill_supervisor(slurm: Slurm, job: str) -> None:
@@ -117,15 +113,14 @@ def kill_supervisor(slurm: Slurm, job: str) -> None:
     ids=["its supervisor is killed", "canceled"],
 )
 def test_a_job_that_is_ended_from_outside_has_saved_its_progress(
-    end: Callable[[Slurm, str], object], state: str, slurm: Slurm, shards_folder: Path, tmp_path: Path
+    end: Callable[[Slurm, str], object], state: str, slurm: Slurm, shards_folder: Path, tmp_path: Path, run_folder: Path
 ) -> None:
-    folder = tmp_path / "run"
-    job = submit_training(slurm, shards_folder, folder, *SLOW_RUN)
-    wait_for(lambda: len(losses(folder)) >= 2)
+    job = submit_training(slurm, shards_folder, run_folder, *SLOW_RUN)
+    wait_for(lambda: len(losses(run_folder)) >= 2)
     end(slurm, job)
     wait_for_end(slurm, job, tmp_path, state=state)
     wait_for(lambda: not slurm.hosts.processes("node1", "pretrain/run.py"), 40)
-    assert saved_step(folder) == max(losses(folder))
+    assert saved_step(run_folder) == max(losses(run_folder))
 
 
 @pytest.mark.long

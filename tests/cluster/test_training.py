@@ -39,12 +39,11 @@ def test_two_hosts_give_the_losses_of_one_also_after_a_kill(
 
 @pytest.mark.long
 def test_after_one_host_is_disconnected_the_rerun_command_ends_with_the_same_losses(
-    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole: Path
+    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, run_folder: Path, whole: Path
 ) -> None:
-    folder = tmp_path / "run"
-    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder)]
+    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, run_folder)]
     process = two_hosts.start(command, tmp_path, PDSH_SSH_ARGS_APPEND="-o ServerAliveInterval=5")
-    wait_for(lambda: len(losses(folder)) >= 9)
+    wait_for(lambda: len(losses(run_folder)) >= 9)
     two_hosts.cut("node2")
     cut_at = time.monotonic()
     try:
@@ -56,42 +55,40 @@ def test_after_one_host_is_disconnected_the_rerun_command_ends_with_the_same_los
     assert process.returncode
     assert "rank 1 on node2" in output
     two_hosts.run(command, tmp_path)
-    assert losses(folder) == losses(whole)
+    assert losses(run_folder) == losses(whole)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["bin/deepspeed ", "pdsh -S", f"{REPOSITORY}/pretrain/supervise.py"])
 def test_no_rank_outlives_its_launchers_and_the_rerun_command_finishes_the_run(
-    launcher: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole_longer: Path
+    launcher: str, two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, run_folder: Path, whole_longer: Path
 ) -> None:
-    folder = tmp_path / "run"
-    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder, *LONGER)]
+    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, run_folder, *LONGER)]
     supervised = ["python", REPOSITORY / "pretrain/supervise.py", "--", *command]
     process = two_hosts.start(supervised if "supervise" in launcher else command, tmp_path)
-    wait_for(lambda: len(losses(folder)) >= 2)
+    wait_for(lambda: len(losses(run_folder)) >= 2)
     assert len(ranks(two_hosts)) == 2
     for pid in two_hosts.processes("node1", launcher):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not ranks(two_hosts), HANG_TIMEOUT)
     process.communicate(timeout=60)
-    assert saved_step(folder) == max(losses(folder)) < 200
+    assert saved_step(run_folder) == max(losses(run_folder)) < 200
     two_hosts.run(command, tmp_path)
-    assert losses(folder) == losses(whole_longer)
+    assert losses(run_folder) == losses(whole_longer)
 
 
 @pytest.mark.long
 def test_a_supervised_run_restarts_after_a_rank_of_the_other_host_is_killed(
-    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, whole_longer: Path
+    two_hosts: TwoHosts, shards_folder: Path, tmp_path: Path, run_folder: Path, whole_longer: Path
 ) -> None:
-    folder = tmp_path / "run"
-    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, folder, *LONGER)]
+    command = [*deepspeed("--hostfile", two_hosts.hostfile), *training(shards_folder, run_folder, *LONGER)]
     supervised = ["python", REPOSITORY / "pretrain/supervise.py", "--max_restarts", "1", "--", *command]
     process = two_hosts.start([*supervised, "--hostfile", two_hosts.hostfile], tmp_path)
-    wait_for(lambda: len(losses(folder)) >= 60)
+    wait_for(lambda: len(losses(run_folder)) >= 60)
     for rank in two_hosts.processes("node2", f"-u {REPOSITORY}/pretrain/run.py --local_rank"):
         os.kill(rank, signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert "supervise: rank 1 on node2: exited without a message" in output
     assert "supervise: restart 1 of 1, from step-00000050" in output
-    assert losses(folder) == losses(whole_longer)
+    assert losses(run_folder) == losses(whole_longer)

@@ -115,18 +115,17 @@ def test_a_restart_waits_for_leftover_processes_of_the_run_to_end(tmp_path: Path
     [signal.SIGINT, *(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGTERM, "stop"))],
 )
 def test_stopping_the_real_launcher_saves_in_time(
-    how: signal.Signals | str, shards_folder: Path, tmp_path: Path, launch: Launch
+    how: signal.Signals | str, shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
     """DeepSpeed's launcher kills ranks 30 s after a SIGTERM or Ctrl-C: it is ended first. No traceback is shown."""
-    folder = tmp_path / "run"
-    arguments = run_arguments(shards_folder, folder, "optim.steps=3000", "log_every=4")
+    arguments = run_arguments(shards_folder, run_folder, "optim.steps=3000", "log_every=4")
     deepspeed = (Path(sys.executable).with_name("deepspeed"), "--num_gpus=2", f"--master_port={free_port()}")
     process = supervise(launch, *deepspeed, *arguments)
-    wait_for_step(folder, 4)
+    wait_for_step(run_folder, 4)
     if isinstance(how, signal.Signals):
         process.send_signal(how)
     else:
-        (folder / how).touch()
+        (run_folder / how).touch()
     output = finished(process, code=75)
     assert "\nstopped on request after step " in output
     assert "Traceback" not in output and "KeyboardInterrupt" not in output

@@ -43,20 +43,19 @@ def held_still(folder: Path) -> Iterator[int]:
 
 
 def test_of_two_simultaneous_commands_one_trains_and_the_other_is_refused(
-    whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+    whole_short: Path, shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
-    folder = tmp_path / "run"
-    command = run_arguments(shards_folder, folder, *SHORT)
+    command = run_arguments(shards_folder, run_folder, *SHORT)
     processes = {process.pid: process for process in (launch(0, *command) for _ in "12")}
-    with held_still(folder) as pid:
+    with held_still(run_folder) as pid:
         trained = processes.pop(pid)
         (refused,) = processes.values()
         (line,) = finished(refused, 2).splitlines()
     finished(trained)
-    assert line.startswith(f"run.py: error: output: {folder} is in use by process {pid} on ")
-    assert "pretrain/run.py" in line and f"`touch {folder}/stop`" in line
-    assert losses(folder) == losses(whole_short)
-    assert holder(folder / "lock") is None
+    assert line.startswith(f"run.py: error: output: {run_folder} is in use by process {pid} on ")
+    assert "pretrain/run.py" in line and f"`touch {run_folder}/stop`" in line
+    assert losses(run_folder) == losses(whole_short)
+    assert holder(run_folder / "lock") is None
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -65,63 +64,61 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_later_command_is_refused_within_seconds_and_changes_nothing(
-    whole_short: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+    whole_short: Path, shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
-    folder = tmp_path / "run"
-    command = run_arguments(shards_folder, folder, *SHORT)
+    command = run_arguments(shards_folder, run_folder, *SHORT)
     first = launch(0, *command)
-    with held_still(folder):
-        before = contents(folder)
+    with held_still(run_folder):
+        before = contents(run_folder)
         started = time.monotonic()
         later = launch(0, "pretrain/supervise.py", "--", "python", *command)
         assert len(errors(output := finished(later, code=2))) == len(output.splitlines()) == 1
         assert time.monotonic() - started < 60
-        assert contents(folder) == before
+        assert contents(run_folder) == before
     finished(first)
-    assert losses(folder) == losses(whole_short)
+    assert losses(run_folder) == losses(whole_short)
 
 
 @pytest.mark.long
 def test_if_the_first_rank_is_refused_all_ranks_end_with_its_one_line(
-    shards_folder: Path, tmp_path: Path, launch: Launch
+    shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
-    """The ranks have already joined: another command takes the folder after their check."""
-    folder = tmp_path / "run"
-    with Lock(folder / "lock"):
+    """The ranks have already joined: another command takes the run_folder after their check."""
+    with Lock(run_folder / "lock"):
         output = finished(
-            launch(2, "tests/reliability/refused_worker.py", *run_arguments(shards_folder, folder)[1:]), 2
+            launch(2, "tests/reliability/refused_worker.py", *run_arguments(shards_folder, run_folder)[1:]), 2
         )
     assert len(errors(output)) == 1 and f"is in use by process {os.getpid()} on " in output
     assert "Traceback" not in output
-    assert [path.name for path in folder.iterdir()] == ["lock"]
+    assert [path.name for path in run_folder.iterdir()] == ["lock"]
 
 
 @pytest.mark.long
 def test_a_run_whose_folder_was_taken_by_another_process_writes_no_checkpoint_there(
-    shards_folder: Path, tmp_path: Path, launch: Launch
+    shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
     """Simulates a lost file server: the lock is lost by closing its file a second time."""
-    folder = tmp_path / "run"
-    arguments = run_arguments(shards_folder, folder, "optim.steps=400", "checkpoint_every=400", "evaluate_every=400")
+    arguments = run_arguments(
+        shards_folder, run_folder, "optim.steps=400", "checkpoint_every=400", "evaluate_every=400"
+    )
     process = launch(0, "tests/reliability/losing_worker.py", *arguments[1:])
-    wait_for_step(folder, 1)
-    with Lock(folder / "lock", patience=60):
-        assert f"Lost: the lock on {folder}/lock was lost" in finished(process, code=1)
-    assert not (folder / "checkpoints").exists()
+    wait_for_step(run_folder, 1)
+    with Lock(run_folder / "lock", patience=60):
+        assert f"Lost: the lock on {run_folder}/lock was lost" in finished(process, code=1)
+    assert not (run_folder / "checkpoints").exists()
 
 
 @pytest.mark.long
 def test_a_run_whose_supervisor_is_killed_saves_and_ends_and_the_same_command_resumes(
-    whole: Path, shards_folder: Path, tmp_path: Path, launch: Launch
+    whole: Path, shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
-    folder = tmp_path / "run"
-    run, killed = under_way(supervised, launch, shards_folder, folder)
+    run, killed = under_way(supervised, launch, shards_folder, run_folder)
     run.process.kill()
-    while holder(folder / "lock"):
+    while holder(run_folder / "lock"):
         assert time.monotonic() < killed + 60, "it is still training"
         time.sleep(0.05)
-    saved = newest_valid(folder / "checkpoints")
+    saved = newest_valid(run_folder / "checkpoints")
     assert saved and saved.step % 20, "not where a checkpoint was due"
-    assert "stopped on request after step" in (folder / "logs" / "rank-0000.log").read_text()
-    supervised(launch, shards_folder, folder).ended(0)
-    assert_nothing_was_lost(folder, whole)
+    assert "stopped on request after step" in (run_folder / "logs" / "rank-0000.log").read_text()
+    supervised(launch, shards_folder, run_folder).ended(0)
+    assert_nothing_was_lost(run_folder, whole)

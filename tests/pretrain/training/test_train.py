@@ -97,19 +97,20 @@ def whole(shards_folder: Path, tmp_path_factory: pytest.TempPathFactory, launch:
     return folder, finished(launch(0, *run_arguments(shards_folder, folder, LONG_WARMUP)))
 
 
-def test_a_stop_requested_during_the_start_is_honored_once(shards_folder: Path, tmp_path: Path, launch: Launch) -> None:
-    folder = tmp_path / "run"
-    process = launch(0, *run_arguments(shards_folder, folder))
-    while not (folder / "logs" / "rank-0000.log").exists():  # long before the first step
+def test_a_stop_requested_during_the_start_is_honored_once(
+    shards_folder: Path, run_folder: Path, launch: Launch
+) -> None:
+    process = launch(0, *run_arguments(shards_folder, run_folder))
+    while not (run_folder / "logs" / "rank-0000.log").exists():  # long before the first step
         assert process.poll() is None
         time.sleep(0.01)
-    (folder / "stop").touch()
-    assert read_complete(folder) == []
+    (run_folder / "stop").touch()
+    assert read_complete(run_folder) == []
     output = finished(process, code=75)
-    assert "stopped on request after step 1;" in output and f"removed {folder}/stop" in output
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
-    finished(launch(0, *run_arguments(shards_folder, folder)))
-    assert [record["step"] for record in read_metrics(folder, "train")] == list(range(1, 25))
+    assert "stopped on request after step 1;" in output and f"removed {run_folder}/stop" in output
+    assert [path.name for path in (run_folder / "checkpoints").iterdir()] == ["step-00000001"]
+    finished(launch(0, *run_arguments(shards_folder, run_folder)))
+    assert [record["step"] for record in read_metrics(run_folder, "train")] == list(range(1, 25))
 
 
 def test_a_start_prints_what_it_does_and_its_checkpoint_even_if_the_newest_is_damaged(
