@@ -83,7 +83,7 @@ def test_a_later_command_is_refused_within_seconds_and_changes_nothing(
 def test_if_the_first_rank_is_refused_all_ranks_end_with_its_one_line(
     shards_folder: Path, run_folder: Path, launch: Launch
 ) -> None:
-    """The ranks have already joined: another command takes the run_folder after their check."""
+    """The ranks have already joined: another command takes the folder after their check."""
     with Lock(run_folder / "lock"):
         output = finished(
             launch(2, "tests/reliability/refused_worker.py", *run_arguments(shards_folder, run_folder)[1:]), 2
