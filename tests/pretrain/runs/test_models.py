@@ -133,17 +133,26 @@ def test_a_kept_optimizer_is_bitwise_the_runs_but_for_its_loss_scale(
     assert_bitwise(state.weights | state.moments, saved.weights | saved.moments)
 
 
-@pytest.mark.parametrize(("before", "now"), [(False, True), (True, True), (True, False)])
-def test_muons_state_is_refused_under_adamw_as_it_has_no_second_moments_and_adamws_is_kept_under_muon(
-    before: bool, now: bool, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+@pytest.mark.parametrize("before", [False, True])
+def test_first_moments_are_kept_under_muon_whatever_updated_them(
+    before: bool, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
 ) -> None:
-    run, given = run_of("hp_loss", muon=before)[0], {"set": (f"optim.muon={str(now).lower()}",)}
-    if now:
-        state, saved = kept_from(shards_folder, run, **given)
-        assert_bitwise(state.moments["exp_avg"], saved.moments["exp_avg"])
-    else:
-        with pytest.raises(ConfigError, match=r"^keep_optimizer: got optim\.muon true .*; add --set optim\.muon=true"):
-            kept_from(shards_folder, run, **given)
+    state, saved = kept_from(shards_folder, run_of("hp_loss", muon=before)[0], set=("optim.muon=true",))
+    assert_bitwise(state.moments["exp_avg"], saved.moments["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("muon", "setting", "said"),
+    [
+        (True, "optim.muon=false", r"optim\.muon true .*; add --set optim\.muon=true"),
+        (False, "model.embedding_sharing=gdes", r"model\.embedding_sharing gdes .*; leave --keep_optimizer out"),
+    ],
+)
+def test_a_state_without_second_moments_or_of_parts_that_are_summed_is_refused(
+    muon: bool, setting: str, said: str, run_of: Callable[..., tuple[Path, Objective]], shards_folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"^keep_optimizer: got {said}"):
+        kept_from(shards_folder, run_of("hp_loss", muon=muon)[0], set=(setting,))
 
 
 def test_moments_of_added_positions_repeat_as_the_positions_do(

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from pretrain.model.kernels import triton_elementwise
 from pretrain.model.kernels.triton_elementwise import column_sums, gelu_linear, layer_norm, norm_residual, tile_of
 
-EXACT = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+EXACT = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Norm of the error allowed, relative to the norm of the result."""
 
 
@@ -48,6 +48,7 @@ def assert_close(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...], allowed: f
         ((3, 7), (24, 40), torch.float32),
         ((41,), (32, 200), torch.float16),
         ((2, 19), (16, 128), torch.bfloat16),
+        ((2, 3), (4, 8), torch.float64),
     ],
     ids=str,
 )
@@ -71,6 +72,7 @@ def test_gelu_of_a_dense_layer_is_that_of_float64(
         ((70, 64), torch.float16),
         ((2, 3, 768), torch.bfloat16),
         ((2, 1024), torch.float32),
+        ((2, 24), torch.float64),
     ],
     ids=str,
 )
@@ -104,7 +106,11 @@ def test_a_sum_and_its_layer_norm_without_a_bias_both_pass_their_gradients_on_an
 
 
 @pytest.mark.parametrize("learns", [True, False], ids=["bias", "fixed bias"])
-@pytest.mark.parametrize(("p", "dtype"), [(0.25, torch.float32), (0.0, torch.float16), (0.25, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    ("p", "dtype"),
+    [(0.25, torch.float32), (0.0, torch.float16), (0.25, torch.bfloat16), (0.0, torch.float64)],
+    ids=str,
+)
 def test_an_output_layer_has_the_gradients_of_float64(p: float, dtype: torch.dtype, learns: bool) -> None:
     dense, norm = ops.Linear(24, 48), ops.ResidualLayerNorm(48)
     for parameter in (*dense.parameters(), *norm.parameters()):
@@ -125,7 +131,12 @@ def test_an_output_layer_has_the_gradients_of_float64(p: float, dtype: torch.dty
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((3, 5, 48), torch.float32), ((70, 64), torch.float16), ((2, 3, 768), torch.bfloat16)],
+    [
+        ((3, 5, 48), torch.float32),
+        ((70, 64), torch.float16),
+        ((2, 3, 768), torch.bfloat16),
+        ((2, 24), torch.float64),
+    ],
     ids=str,
 )
 def test_layer_norm_is_that_of_float64_with_or_without_a_bias(
@@ -183,7 +194,7 @@ def test_dropout_follows_pytorchs_seed() -> None:
 # Sums of columns
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(7, 40), (1100, 130), (4200, 1)], ids=str)
 def test_sums_of_columns_are_those_of_float64_rounded_once(shape: tuple[int, int], dtype: torch.dtype) -> None:
     (values,) = leaves(shape, dtype=dtype)
