@@ -138,7 +138,7 @@ class ElectraModelConfig(ModelConfig):
     relative_position: bool = True
     """T5's relative position bias (paper section 4.1)."""
     relative_bias_init: Literal["t5", "local"] = "t5"
-    """Initial relative position bias: T5's, or `local` for runs too small to leave the unigram plateau otherwise."""
+    """Initial relative position bias: T5's, or `local`, with which short runs leave the unigram plateau."""
     layer_norm_eps: float = Field(default=1e-12, ge=1e-30, le=0.01)
     """Added to the variance in every LayerNorm (BERT and google-research/electra; 1e-5 in microsoft/mpnet-base)."""
 
