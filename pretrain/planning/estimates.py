@@ -257,12 +257,13 @@ def this_machine(sizes: Sizes, precision: str, processes: int = 1, world: World 
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     products = product_speed(precision, device)
-    fp32 = products if precision == "fp32" else product_speed("fp32", device)
     seconds = (
         seconds_on_gpu(sizes, precision, device, products)
         if cuda
         else seconds_on_cpu(sizes, precision, device, products, processes)
     )
+    # after the model, so that the ranks measure theirs at the same time
+    fp32 = products if precision == "fp32" else product_speed("fp32", device)
     own = sizes.flops / seconds, products, fp32
     flops, *speeds = (processes * min(world.of_ranks(speed) if world else [speed]) for speed in own)
     if cuda:
