@@ -369,7 +369,7 @@ def _layer_seconds(
 
 def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str, float]:
     """Forecasts a run whose shards do not exist yet: returns the hardware, such as `these 2 cores in fp32`, and the
-    run's seconds. On a CPU, as many processes are measured at once as will train.
+    seconds of a step. On a CPU, as many processes are measured at once as will train.
     """
     precision = read(choose(processes).path).precision
     ranks = 1 if torch.cuda.is_available() else processes
@@ -377,5 +377,4 @@ def forecast_here(sizes: Sizes, mean_length: float, processes: int) -> tuple[str
         assert pool is not None  # only ranks of an mpirun have none
         machines = [found for _, found in pool.run(this_machine, [sizes] * ranks, precision, processes)]
     machine = min(machines, key=lambda found: found.flops)
-    seconds = sizes.run.optim.steps * step_seconds(sizes, machine, mean_length, graphs=precision == "bf16")
-    return f"{machine.name} in {precision}", seconds
+    return f"{machine.name} in {precision}", step_seconds(sizes, machine, mean_length, graphs=precision == "bf16")
