@@ -76,9 +76,9 @@ def load_runs(paths: Iterable[Path]) -> list[RunRecord]:
 
 
 def make_rows(records: Sequence[RunRecord]) -> list[Row]:
-    """Returns one row per model, trained or with random weights, in order of first appearance."""
+    """Returns one row per model, in order of first appearance, those with random weights last."""
     models: dict[tuple[str, bool], list[RunRecord]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: record.run.random_weights):
         models.setdefault((record.run.model_sha256, record.run.random_weights), []).append(record)
     named = [(runs[0].model, random) for (_, random), runs in models.items()]
     rows = []

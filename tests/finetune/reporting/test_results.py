@@ -11,8 +11,8 @@ from finetune.running.records import append_record
 from tests.finetune.conftest import make_record, squad_record
 
 
-def test_random_weights_have_their_own_row() -> None:
-    rows = make_rows([make_record(0.3), make_record(0.1, random_weights=True)])
+def test_random_weights_have_their_own_row_below_the_others() -> None:
+    rows = make_rows([make_record(0.1, random_weights=True), make_record(0.3)])
     assert [row.name for row in rows] == ["runs/small/export", "runs/small/export (random weights)"]
     assert [row.cells["CoLA"].median for row in rows] == [30.0, 10.0]
 
