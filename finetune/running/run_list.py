@@ -84,8 +84,7 @@ class Queue:
         """
         self.options, self.output, self.model = options, options.output, model
         self.tokenizer = model.load_tokenizer()  # before the tasks are read, which may take minutes
-        of_hub = model.folder != Path(options.model)  # whose card is no part of the model, and may be absent here
-        digest = folder_sha256(model.folder, (CARD,) if of_hub else ())
+        digest = folder_sha256(model.folder, (CARD,))  # scores are added to a card, and the hub's may be absent here
         self.tasks = {loaded.task.name: loaded for loaded in tasks}
         self.runs = [run for loaded in self.tasks.values() for run in plan_runs(options, model.config, digest, loaded)]
         if torch.cuda.is_available():

@@ -40,9 +40,11 @@ def test_runs_in_the_results_file_are_finished(stock_model: Path, tmp_path: Path
     assert queue.unfinished() == [0, 2]
 
 
-def test_a_copy_of_a_model_is_the_same_run_and_a_changed_one_another(stock_model: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(stock_model, tmp_path / "copy")
-    runs = squad_queue(stock_model, tmp_path).runs
+def test_a_copy_with_another_card_is_the_same_model_and_one_with_another_file_is_not(
+    stock_model: Path, tmp_path: Path
+) -> None:
+    copy, runs = shutil.copytree(stock_model, tmp_path / "copy"), squad_queue(stock_model, tmp_path).runs
+    (copy / "README.md").write_text("its scores")
     assert squad_queue(copy, tmp_path).runs == runs
     (copy / "notes.txt").write_text("trained longer")
     assert {run.model_sha256 for run in squad_queue(copy, tmp_path).runs}.isdisjoint(run.model_sha256 for run in runs)
