@@ -73,7 +73,7 @@ class RunIdentity(StrictConfig):
     task: str
     seed: int
     model_sha256: str
-    """Digest of the model folder's files."""
+    """Digest of the files of the model folder, but its card."""
     random_weights: bool
     data_sha256: str
     """Digest of the examples."""
