@@ -55,10 +55,11 @@ were measured before gradients were flat; now less is expected (docs/evidence/gp
 BESIDE_LAYERS, BESIDE_PRODUCTS = 1.1, 4.5
 """Measured factors on a GPU: time of a step, with embeddings and update, over that of its layers; time of heads,
 sampling and losses over that of their matrix products (docs/evidence/gpu.md)."""
-BESIDE_MODEL, OF_PARAMETER = 1.1, (10e-9, 27e-9)
-"""The same on a CPU: time of real sequences, which are padded, over that of full ones per word piece; and a step's
-seconds per parameter for the update, by one process and by several, which exchange gradients and weights. Fitted to
-steps of tiny on an EPYC of 2021 (docs/evidence/speed.md); small's update took half as long per parameter."""
+BESIDE_MODEL, OF_PARAMETER = (1.1, 1.25), (10e-9, 27e-9)
+"""The same on a CPU, by one process and by several: time of real sequences, which are padded, over that of full ones
+per word piece, where several wait for the slowest; and a step's seconds per parameter for the update, where several
+exchange gradients and weights. Fitted to steps of tiny on an EPYC of 2021 and an Intel Xeon of 2023
+(docs/evidence/speed.md); small's update took half as long per parameter."""
 
 
 def flops_per_token(
@@ -299,7 +300,8 @@ def seconds_on_cpu(sizes: Sizes, precision: str, device: torch.device, products:
             model(batch).loss.backward()
             seconds.append(time.perf_counter() - started)
     updated = sum(weight.numel() for weight in model.parameters()) * processes / run.batch_size  # for each row
-    of_row = BESIDE_MODEL * sum(seconds[1:]) / len(seconds[1:]) / rows + OF_PARAMETER[processes > 1] * updated
+    several = processes > 1
+    of_row = BESIDE_MODEL[several] * sum(seconds[1:]) / len(seconds[1:]) / rows + OF_PARAMETER[several] * updated
     return of_row / length * sizes.flops / sizes._replace(run=run).flops
 
 
