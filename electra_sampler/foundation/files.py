@@ -156,7 +156,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_sha256(folder: Path, without: tuple[str, ...] = ()) -> str:
+def folder_sha256(folder: Path, without: tuple[str, ...]) -> str:
     """The sha256 of the names and contents of a folder's files, without these names and those in folders below it."""
     files = sorted(entry for entry in folder.iterdir() if entry.is_file() and entry.name not in without)
     names_and_contents = b"".join(file.name.encode() + bytes.fromhex(file_sha256(file)) for file in files)
