@@ -21,7 +21,7 @@ class MasksInTurn:
     """Takes the masks in turn, so that nothing of the losses has to be known."""
 
     every: tuple[int, ...] = ()
-    """Steps between changes."""
+    """Steps after which the outcome is needed before the next step begins."""
 
     def add(self, batch: Batch, output: Output) -> None:
         """Adds the losses of one micro-batch, on the device."""
@@ -37,7 +37,7 @@ class MasksInTurn:
 class MaskChoice(MasksInTurn):
     """Tracks each token's mean L_D where it is masked; these means choose the masks."""
 
-    every = (WEIGHTS_EVERY,)
+    every = (1,)  # a checkpoint holds no losses of the next step, and any step may be saved
 
     def __init__(self, exponent: float, state: TrainingState, batches: TrainingBatches, world: World) -> None:
         """Continues from `state`, and sets the weights of `batches`."""

@@ -55,20 +55,21 @@ def token_losses(folder: Path, step: int) -> Any:
 def test_a_run_that_chooses_its_masks_repeats_its_losses_bitwise_after_a_stop_and_a_kill(
     shards_folder: Path, tmp_path: Path, launch: Launch
 ) -> None:
+    """Most steps are not logged: the outcome of such a step may be read after the next one's forward."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finished(launch(0, *run_arguments(shards_folder, whole, *CHOICE)))
-    commands = run_arguments(shards_folder, killed, *CHOICE)
+    finished(launch(0, *run_arguments(shards_folder, whole, *CHOICE, "log_every=50")))
+    commands = run_arguments(shards_folder, killed, *CHOICE, "log_every=50")
     process = launch(0, *commands)
     wait_for_step(killed, 50)
     process.send_signal(signal.SIGTERM)
     assert "stopped on request" in finished(process, code=75)
     process = launch(0, *commands)
-    wait_for_step(killed, 105)
+    wait_for_step(killed, 100)
     process.kill()
     process.communicate()
     assert not (killed / "checkpoints" / "step-00000140").exists()
     finished(launch(0, *commands))
-    assert losses(killed) == losses(whole)
+    assert losses(killed)[-2:] == losses(whole)[-2:]
     assert token_losses(killed, 140) == token_losses(whole, 140)
     assert all(map(np.any, token_losses(whole, 140)))
 
