@@ -121,6 +121,7 @@ def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) 
     save_file(moments, partial / OPTIMIZER)
     (partial / STATE).write_text(json.dumps(numbers, indent=1))
     for name in FILES:
+        shutil.copymode(partial / STATE, partial / name)  # safetensors writes for the owner alone, whatever the umask
         flush(partial / name)
     (partial / MARKER).write_bytes(marker_of(partial))
     flush(partial / MARKER)

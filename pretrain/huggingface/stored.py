@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -191,3 +192,4 @@ def write(
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: weight.contiguous() for name, weight in weights.items()}, path, {"format": "pt"})
+    shutil.copymode(path.with_name("config.json"), path)  # safetensors writes for the owner alone

@@ -76,6 +76,7 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(folder: Path) -> None:
     assert (found.step, extra) == (20, {"updates": 19})
     assert same_states(state, state_of(20))
     assert torch.equal(load_weights(found)["b.bias"], state_of(20).weights["b.bias"])
+    assert len({path.stat().st_mode for path in found.folder.iterdir()}) == 1  # whoever reads one may read all
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path: Path) -> None:

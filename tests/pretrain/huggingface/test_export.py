@@ -41,6 +41,7 @@ def test_a_loaded_pair_gives_the_models_logits(
     stock_shaped: Electra, tokenizer: Path, batch: Batch, inputs: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     export(stock_shaped, tokenizer, "# card\n", tmp_path / "out", 0.15)
+    assert len({path.stat().st_mode for path in (tmp_path / "out").rglob("*.*")}) == 1  # whoever reads one may read all
     visible = batch.attention_mask_BL
     discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "out").eval()
     originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
