@@ -128,7 +128,7 @@ def holder(path: Path) -> str | None:
     if lock := _held_here(path):
         return _described(lock.words)
     try:
-        with path.open("r+b", buffering=0) as file:
+        with path.open("rb", buffering=0) as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
             return None if kind == fcntl.F_UNLCK else _described(_read(file.fileno()))

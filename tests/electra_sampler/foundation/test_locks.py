@@ -81,6 +81,16 @@ def test_a_refused_process_learns_who_holds_the_lock(tmp_path: Path) -> None:
     assert holder(tmp_path / "lock") is None
 
 
+def test_who_may_only_read_a_lock_learns_its_holder(tmp_path: Path) -> None:
+    ask = "import sys; from electra_sampler.foundation import locks; print(locks.holder(locks.Path(sys.argv[1])))"
+    reader = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []  # root may write any file
+    with other(tmp_path / "lock") as first:
+        (tmp_path / "lock").chmod(0o444)
+        command = [*reader, sys.executable, "-c", ask, str(tmp_path / "lock")]
+        answered = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert answered.startswith(f"process {first.pid} on ")
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
