@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from electra_sampler.foundation.config import ConfigError, counted
+from electra_sampler.foundation.config import ConfigError, counted, explained
 from electra_sampler.foundation.files import (
     file_sha256,
     flush,
@@ -186,9 +186,11 @@ def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Returns only the fp32 weights, by parameter name; shared parameters are stored once.
 
     Raises:
-        ConfigError: one is not finite.
+        ConfigError: one is not finite, or the file cannot be read.
     """
-    weights = load_file(checkpoint.folder / WEIGHTS)
+    again = "a run that still trains removes old ones: run the command again, or train with a larger keep_checkpoints"
+    with explained(f"checkpoint: {checkpoint.folder} can no longer be read", again, OSError):
+        weights = load_file(checkpoint.folder / WEIGHTS)
     if broken := [name for name, weight in weights.items() if not all(end.isfinite() for end in weight.aminmax())]:
         raise ConfigError(
             f"checkpoint: {checkpoint.folder} holds NaN or infinity in {broken[0]}, expected numbers; move it away, and"

@@ -199,7 +199,7 @@ def test_after_any_flipped_bit_the_previous_checkpoint_is_used(folder: Path, nam
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_weight_that_is_not_finite_is_refused_by_name_although_its_checksum_is_right(
+def test_a_weight_that_is_not_finite_is_refused_by_name_although_its_checksum_is_right_and_so_is_a_removed_file(
     folder: Path, value: float
 ) -> None:
     """As another program might have written it."""
@@ -208,6 +208,9 @@ def test_a_weight_that_is_not_finite_is_refused_by_name_although_its_checksum_is
     checkpoint = save(folder, 30, state, {}, keep_last=1)
     with pytest.raises(ConfigError, match=r"step-00000030 holds NaN or infinity in b\.bias, expected numbers; move it"):
         load(checkpoint)
+    shutil.rmtree(checkpoint.folder)  # as a run that still trains removes it
+    with pytest.raises(ConfigError, match=r"step-00000030 can no longer be read .*: run the command again"):
+        load_weights(checkpoint)
 
 
 @pytest.mark.parametrize(
