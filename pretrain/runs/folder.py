@@ -254,13 +254,15 @@ def data_of(description: RunDescription) -> tuple[Path, ...]:
     """Returns the folders or URLs of a run's shards, for every command that reads them after the run's start.
 
     Raises:
-        ConfigError: they hold other shards than the run was started with.
-        OSError: they cannot be read.
+        ConfigError: they cannot be read, or hold other shards than the run was started with.
     """
-    folders = tuple(map(Path, description.data))
-    if manifests_sha256(map(local_folder, folders)) != description.data_sha256:
+    folders, names = tuple(map(Path, description.data)), ", ".join(description.data)
+    where = "work in the folder where the run was started or, where the command has --data, name the shards"
+    with explained(f"data: cannot read {names}, the run's shards", where, OSError):
+        found = manifests_sha256(map(local_folder, folders))
+    if found != description.data_sha256:
         raise ConfigError(
-            f"data: {', '.join(description.data)} has other shards than the run was started with, and the run may have"
+            f"data: {names} has other shards than the run was started with, and the run may have"
             " seen their text; restore those shards, or, where the command has --data, name held-out ones"
         )
     return folders

@@ -55,6 +55,8 @@ def test_no_reader_of_a_runs_data_takes_other_shards_at_its_path_where_the_held_
     for read in readers:
         read()
     data.rename(tmp_path / "before")
+    with pytest.raises(ConfigError, match=f"data: cannot read {data}, the run's shards .*; work in the folder where"):
+        open_matching(None, description)
     shutil.copytree(shards_folder / "held_out", data)
     shutil.copytree(shards_folder, data / "held_out", ignore=shutil.ignore_patterns("held_out"))
     for read in readers:
