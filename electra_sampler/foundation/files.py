@@ -200,7 +200,7 @@ def require_folder(path: Path, option: str = "output") -> None:
             f"{option}: got {path}, expected a folder, but {existing} is not a folder; name another or remove it"
         )
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option}: got {path}, but {existing} is not writable; name another folder")
+        raise ConfigError(f"{option}: got {path}, but {existing} is not writable; make it so, or name another folder")
 
 
 def require_own(path: Path, mark: str) -> None:

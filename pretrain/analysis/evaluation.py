@@ -67,8 +67,9 @@ def evaluate(
     """
     descriptions = {run: read_run(run) for run in runs}
     crossing_folder = output or runs[0] / "evaluation"
-    for folder in (crossing_folder, *(run / "evaluation" for run in descriptions)):
-        require_folder(folder)
+    require_folder(crossing_folder)
+    for run in descriptions:
+        require_folder(run / "evaluation", "runs")
     refuse(
         f"runs: {run} was trained on other shards than {runs[0]}; evaluate them separately, or name with --data shards"
         " that neither was trained on"
