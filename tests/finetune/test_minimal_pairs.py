@@ -33,7 +33,7 @@ def test_a_mistake_in_a_later_model_is_refused_before_the_first_is_scored(
 ) -> None:
     monkeypatch.setattr(Scorer, "scores", lambda *given: pytest.fail("scored"))
     data = write_pairs(tmp_path / "data", entry())
-    with pytest.raises(ConfigError, match=r"model: .*typo has no config"):
+    with pytest.raises(ConfigError, match=r"model: .*typo does not exist"):
         main(BlimpOptions(models=(str(stock_model), str(tmp_path / "typo")), data=data, output=tmp_path / "out"))
 
 
