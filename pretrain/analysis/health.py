@@ -13,7 +13,7 @@ from data_prep.manifest import MOST_PADDING
 from electra_sampler.foundation.config import ConfigError, counted
 from electra_sampler.foundation.stats import binary_entropy
 from pretrain.analysis.analysis import regime
-from pretrain.analysis.run_history import Log, read_starts, value_of
+from pretrain.analysis.run_history import NONFINITE, Log, read_starts, steps_named, value_of
 from pretrain.analysis.symptoms import SkippedCheck, Symptoms
 from pretrain.engine.hardware import MUCH_FASTER
 from pretrain.method.electra import Detection
@@ -154,19 +154,20 @@ def learning_rate(run: Symptoms) -> Finding:
     spikes, skipped = run.last["loss_spikes"] / run.step, (run.last["skipped"] - first["skipped"]) / steps
     lowest, at = run.lowest_loss
     risen = run.mean("mlm_loss") - lowest
-    excess = [spikes - MOST_SPIKES, skipped - MOST_SKIPPED, risen - MOST_RISEN]
-    collapse = ""
+    ended = [step for step in steps_named(run.folder, NONFINITE) if step > run.step]
+    excess = [spikes - MOST_SPIKES, skipped - MOST_SKIPPED, risen - MOST_RISEN, float(len(ended))]
+    others = "".join(f"; the gradient of step {step:,} is not finite" for step in ended)
     if "auc_all" in run.last and first["step"] > run.run.optim.warmup_steps:
         apart = max(abs(record.get("auc_all", 1.0) - 0.5) for record in run.recent())
         excess.append(LEAST_FROM_CHANCE - apart)
-        collapse = f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
+        others += f"; the AUC is up to {apart:.4f} from chance (at least {LEAST_FROM_CHANCE} expected)"
     return Finding(
         name="learning rate too high",
         verdict="Training is unstable: losses spike or rise, gradients overflow, or the discriminator has collapsed.",
         evidence=f"{spikes:.2%} of steps 1 to {run.step:,} were spikes (the limit is {MOST_SPIKES:.0%}),"
         f" {skipped:.1%} of the last {steps:,} were skipped (the limit is {MOST_SKIPPED:.0%}), and the MLM loss in"
         f" {run.when()} is {risen:.2f} nats above its lowest mean, at step {at:,} (the limit is"
-        f" {MOST_RISEN}){collapse}.",
+        f" {MOST_RISEN}){others}.",
         remedy="Lower optim.lr, raise optim.warmup_steps or keep optim.gradient_clipping at 1, and start a new run.",
         excess=tuple(excess),
     )

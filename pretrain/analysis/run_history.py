@@ -19,6 +19,8 @@ LONGEST_WARNING = 400
 LARGEST = 1e30
 """Numbers from this magnitude on are not drawn, as axes would overflow."""
 KINDS = ("train", "held_out", "example")
+NONFINITE = "nonfinite-step-*.json"
+"""Files that name a step whose loss or gradient was not finite."""
 _STEP = re.compile(r"step-(\d{1,15})(?:\.json)?$")
 
 Record = dict[str, Any]
@@ -92,8 +94,8 @@ def read_history(folder: Path) -> History:
         read_log(folder / RECORDS),
         read_starts(folder),
         read_ends(folder),
-        _steps(folder / CHECKPOINTS, "step-*"),
-        _steps(folder, "nonfinite-step-*.json"),
+        steps_named(folder / CHECKPOINTS, "step-*"),
+        steps_named(folder, NONFINITE),
         Counter(warnings),
         holder(folder / LOCK),
     )
@@ -137,5 +139,6 @@ def nearest_preset(run: RunConfig) -> tuple[str, dict[str, tuple[Any, Any]]]:
     return name, found[name]
 
 
-def _steps(folder: Path, pattern: str) -> list[int]:
+def steps_named(folder: Path, pattern: str) -> list[int]:
+    """Returns the steps in the names of a folder's files, in order."""
     return sorted(int(found[1]) for path in folder.glob(pattern) if (found := _STEP.search(path.name)))

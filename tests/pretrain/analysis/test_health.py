@@ -187,6 +187,16 @@ OTHER_SIGNS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+def test_a_run_that_a_gradient_that_is_not_finite_has_ended_is_not_healthy(write: Write) -> None:
+    folder = write()
+    (folder / "nonfinite-step-12.json").touch()  # the run has passed it since
+    assert diagnose(folder).findings == []
+    (folder / f"nonfinite-step-{STEPS + 1}.json").touch()
+    (finding,) = diagnose(folder).findings
+    assert finding.name == "learning rate too high"
+    assert f"; the gradient of step {STEPS + 1} is not finite" in finding.evidence
+
+
 @pytest.mark.parametrize("sign", OTHER_SIGNS)
 def test_each_sign_of_a_problem_is_recognized(sign: str, write: Write) -> None:
     name, run, evidence = OTHER_SIGNS[sign]
