@@ -262,7 +262,7 @@ def sampling_head(run: Symptoms) -> Finding:
         verdict="The sampling head's estimate of the discriminator's loss is hardly better than the class mean.",
         evidence=f"Among replaced tokens, the correlation of estimated and actual loss is {correlation:.3f} in"
         f" {run.when()}; at least {LEAST_CORRELATION} is expected.",
-        remedy="Set objective.lambda1=5, as in the paper; if the discriminator learns nothing, fix that first.",
+        remedy="If the discriminator learns nothing, fix that first; else raise objective.lambda1 (in the paper 5).",
         excess=(LEAST_CORRELATION - correlation,),
     )
 
