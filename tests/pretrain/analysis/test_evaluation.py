@@ -27,6 +27,12 @@ def test_the_first_sequences_are_read_in_order_with_the_same_masks_and_uniforms_
     assert len(read[0][0]) == 10 and all(map(torch.equal, *read))
 
 
+def test_the_unigram_entropy_does_not_depend_on_how_few_sequences_are_evaluated(shards_folder: Path) -> None:
+    shards = Shards(shards_folder)
+    few, all_of_them = (HeldOut(shards, number, 8, torch.device("cpu")) for number in (2, len(shards)))
+    assert few.unigram_entropy() == all_of_them.unigram_entropy()
+
+
 def test_the_summary_line_names_the_existing_correlations() -> None:
     result: dict[str, object] = {"mlm_loss": 2.0, "mlm_accuracy": 0.5}
     assert one_line(result) == "MLM loss 2.000, accuracy 0.500"
