@@ -59,7 +59,7 @@ class Telemetry:
         self.say(resumed if step else "starts at step 0")
         self.say(
             f"forecast    {about(plan.seconds(machine, steps - step))} for {counted(steps - step, 'step')} on"
-            f" {machine.name} if nothing else runs"
+            f" {machine.name} at the speed measured now"
         )
         for warning in too_long(plan, machine, steps - step):
             self.say(f"WARNING: {warning}")
