@@ -85,14 +85,17 @@ def cut_sentence(sizes: Sequence[int], capacity: int) -> Iterator[range]:
 def tokenize_sentences(
     sentences: Sequence[Sentence], classes: Mapping[str, int], tokenizer: Any, max_length: int
 ) -> TaggedFeatures:
-    """Tokenizes every sentence; one longer than `max_length` becomes several parts, with each word in one part.
+    """Tokenizes every sentence as if a space stood between its words; one longer than `max_length` becomes several
+    parts, with each word in one part.
 
     A word longer than a part keeps only its first pieces. Labels outside `classes`, which the training file lacks, get
     the target 0, which only marks the position.
     """
     capacity = max_length - SPECIAL_TOKENS
+    # pieces of a byte-level BPE hold the space before them; some tokenizers add it to each text themselves
+    gap = " " * (tokenizer.tokenize("a a") != 2 * tokenizer.tokenize("a"))
     encoded = tokenizer(
-        [list(sentence.words) for sentence in sentences],
+        [[gap * (place > 0) + word for place, word in enumerate(sentence.words)] for sentence in sentences],
         is_split_into_words=True,
         add_special_tokens=False,
         verbose=False,
