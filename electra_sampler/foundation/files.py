@@ -87,7 +87,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     A link is followed. If the block fails, the folder is removed.
     """
     target = Path(os.path.realpath(path))
-    unfinished = with_suffix(target, f".{os.getpid()}{TEMPORARY_SUFFIX}")  # a new name: others may be the user's
+    # a new name: others may be the user's, or of a process elsewhere, and a container's processes share few numbers
+    unfinished = with_suffix(target, f".{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
     make_folder(target.parent)
     unfinished.mkdir()
     with _whole(path, unfinished):

@@ -133,9 +133,9 @@ def test_a_file_without_room_is_named_and_leaves_the_old_one_alone(tmp_path: Pat
 
 
 def test_a_new_folder_is_complete_or_absent_and_takes_the_place_of_an_empty_one(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "out.tmp", f"out.{os.getpid()}.tmp"):  # the last: of a killed process with this number
+        (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to("empty")
-    (tmp_path / "out.tmp").mkdir()
     (tmp_path / "out.tmp" / "notes.txt").write_text("mine")
     for name in ("link", "deep/out", "out"):
         with pytest.raises(OSError, match=f"full: '{tmp_path}/{name}'"), new_folder(tmp_path / name) as folder:
@@ -145,7 +145,14 @@ def test_a_new_folder_is_complete_or_absent_and_takes_the_place_of_an_empty_one(
             (folder / "file").touch()
             assert not (tmp_path / name / "file").exists()
         assert [path.name for path in (tmp_path / name).iterdir()] == ["file"]
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "link", "deep", "out", "out.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "empty",
+        "link",
+        "deep",
+        "out",
+        "out.tmp",
+        f"out.{os.getpid()}.tmp",
+    }
     assert (tmp_path / "link").is_symlink() and (tmp_path / "out.tmp" / "notes.txt").read_text() == "mine"
 
 
