@@ -101,8 +101,8 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
     Raises:
         ConfigError: a line, named by its number, is malformed.
     """
-    with path.open(encoding="utf-8-sig", newline="\n") as file:  # at line feeds only: words may hold Unicode's others
-        lines = [line.rstrip("\r\n") for line in file]
+    # at line feeds only: words may hold Unicode's others
+    lines = [line.rstrip("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n")]
     read_row = read_conllu if path.suffix == ".conllu" else conll_reader(lines)
     sentences: list[Sentence] = []
     for is_between, block in groupby(enumerate(lines, 1), lambda numbered: is_between_sentences(numbered[1])):
