@@ -121,6 +121,11 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
             sentences.append(Sentence(*zip(*rows, strict=True)))
     if not sentences:
         raise ConfigError(f"data_dir: {path} has no sentences; expected one word and its label per line")
+    if all(re.fullmatch(r"[01]([-.]\d+)?( \d+([-.]\d+)?)*", " ".join(sentence.words)) for sentence in sentences):
+        raise ConfigError(
+            f"data_dir: {path} has words {shown(sentences[0].words)}, the numbers of its words; expected the words in"
+            " the first column; remove that of the numbers, or name a file in CoNLL-U .conllu"
+        )
     return sentences
 
 

@@ -79,12 +79,21 @@ def test_a_malformed_line_of_conllu_is_named(tmp_path: Path, old: str, new: str,
         read_tagged(path, POS)
 
 
-def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no sentences"):
-        read_tagged(write(tmp_path, "# nothing\n\n"), NER)
-    (tmp_path / "train.conll").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UnicodeDecodeError):  # which the command line turns into one that names the file
-        read_tagged(tmp_path / "train.conll", NER)
+@pytest.mark.parametrize(
+    ("content", "kind", "problem"),
+    [
+        ("# nothing\n\n", ConfigError, "has no sentences"),
+        (CONLLU, ConfigError, r"train.conll has words \('1-2', '1', '2', '2\.1'\), the numbers .* in CoNLL-U .conllu"),
+        ("1\tAnn\tO\n2\tran\tO\n\n1\tNo\tO\n", ConfigError, r"has words \('1', '2'\), the numbers of its words"),
+        ("\xff\xfe\x00", UnicodeDecodeError, "utf-8"),  # which the command line turns into one that names the file
+    ],
+)
+def test_a_file_without_readable_words_is_refused(
+    content: str, kind: type[Exception], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.conll").write_bytes(content.encode("latin-1"))
+    with pytest.raises(kind, match=problem):
+        read_tagged(tmp_path / "train.conll", POS)
 
 
 def test_files_are_found_by_the_split_in_their_names(tmp_path: Path) -> None:
