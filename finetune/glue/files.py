@@ -40,11 +40,11 @@ def load_task(task: GlueTask, data_dir: str, *, tests: bool = False) -> TaskData
         ConfigError: a folder or file is missing, too many rows are malformed, or the hub cannot be reached.
     """
     train, *dev = (read(task, open_split(task, data_dir, split)).examples for split in ("train", *task.dev_splits))
-    wanted = [(of, split, file) for of in tasks_predicted_with(task) for split, file in of.test_files.items()]
     unseen = {
         file: read(of, open_split(of, data_dir, split, labeled=False), labeled=False)
-        for of, split, file in (wanted if tests else ())
-        if not missing_from(of, data_dir, split)
+        for of in (tasks_predicted_with(task) if tests else ())
+        for split, file in of.test_files.items()
+        if of is task or not missing_from(of, data_dir, split)  # the diagnostic set is no part of a task's folder
     }
     return TaskData(train, dict(zip(task.dev_splits, dev, strict=True)), unseen)
 

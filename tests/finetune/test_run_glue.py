@@ -147,7 +147,9 @@ def test_sets_are_predicted_on_request_even_for_finished_runs(
 
 @pytest.fixture(scope="module")
 def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first lines of the real files; QNLI, which has no training file here, uses its dev file in two parts."""
+    """The first lines of the real files; QNLI, which has no training file here, uses its dev file in two parts.
+    Missing test files have one row.
+    """
     folder = tmp_path_factory.mktemp("excerpts")
     for path in sorted((shared_data / "glue").glob("*/*.tsv")):
         (folder / path.parent.name).mkdir(exist_ok=True)
@@ -155,6 +157,8 @@ def excerpts(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
             (folder / path.parent.name / path.name).write_bytes(b"".join(itertools.islice(lines, 41)))
     header, *rows = (shared_data / "glue" / "QNLI" / "dev.tsv").read_bytes().splitlines(keepends=True)
     (folder / "QNLI" / "train.tsv").write_bytes(header + b"".join(rows[40:80]))
+    for name in ("CoLA/test", "SST-2/test", "MNLI/test_matched", "MNLI/test_mismatched"):
+        (folder / f"{name}.tsv").write_text("sentence\tsentence1\tsentence2\nA.\tA.\tB.\n")
     return folder
 
 
