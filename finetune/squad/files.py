@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pydantic.dataclasses
 from pydantic import BaseModel, Field, ValidationError
 
-from electra_sampler.foundation.config import few, refuse
+from electra_sampler.foundation.config import few, refuse, shown
 from electra_sampler.foundation.files import read_file
 from finetune.running.records import Task, sha256_of
 
@@ -86,7 +86,7 @@ def load_squad(version: SquadVersion, data_dir: str | Path) -> SquadData:
 
 
 class _Entry(BaseModel):
-    id: str
+    id: str = Field(coerce_numbers_to_str=True)
     question: str
     answers: tuple[Answer, ...] | None = None
     is_impossible: bool = False
@@ -114,7 +114,13 @@ def read_squad(path: Path, *, has_unanswerable: bool = True) -> SquadFile:
     try:
         layout = _File.model_validate_json(content.removeprefix(b"\xef\xbb\xbf"))  # a byte order mark
     except ValidationError as error:
-        _refuse(source, (f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()))
+        _refuse(
+            source,
+            (
+                f"{'.'.join(map(str, item['loc'])) or 'JSON'}: got {shown(item['input'])}: {item['msg']}; correct it"
+                for item in error.errors()
+            ),
+        )
     paragraphs = [paragraph for article in layout.data for paragraph in article.paragraphs]
     questions = [
         Question(entry.id, entry.question, place, entry.answers or ())
