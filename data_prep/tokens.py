@@ -188,7 +188,7 @@ class SubwordTokenizer:
         same ids.
         """
         names = {f"{name}_token": token for name, token in self._marks.items()}
-        configuration = _class_settings(json.loads(self._tokenizer.to_str())) | names | settings
+        configuration = class_settings(self._tokenizer) | names | settings
         texts = (
             self._tokenizer.to_str(pretty=True),
             json.dumps(configuration, indent=2),
@@ -268,11 +268,12 @@ def from_vocabulary(tokens: Sequence[str], normalizer: normalizers.Normalizer | 
     return tokenizer
 
 
-def _class_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def class_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the settings with which `transformers` normalizes text exactly as this tokenizer does.
 
     `transformers` rebuilds BERT's normalizer from three settings, and reads any other one from tokenizer.json.
     """
+    settings = json.loads(tokenizer.to_str())
     normalizer, pre_tokenizer = settings["normalizer"] or {}, settings["pre_tokenizer"] or {}
     if pre_tokenizer.get("type") != "BertPreTokenizer" or not normalizer.get("clean_text"):
         return {
@@ -324,7 +325,10 @@ _OF_BERTS_KIND = regex.compile("(Bert|Electra|DistilBert|MobileBert|ConvBert|MPN
 
 
 def read_folder(folder: Path, option: str) -> Marked:
-    """Returns the tokenizer in a folder, which gives the ids of `AutoTokenizer`, and its special tokens by name.
+    """Returns the tokenizer in a folder, and its special tokens by name.
+
+    It gives the ids of `AutoTokenizer`, except that the tokens of a vocab.txt without settings decide whether it
+    lower-cases, which `AutoTokenizer` then always does.
 
     Raises:
         ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise;

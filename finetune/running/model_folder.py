@@ -12,7 +12,14 @@ from electra_sampler.foundation.files import new_folder, remove
 from electra_sampler.foundation.markdown_table import markdown_table
 from finetune.running.job import HuggingFaceModel, Job
 from finetune.running.records import RunRecord, write_files
-from pretrain.huggingface.folders import CARD, TOKENIZER_FILES, TOKENIZER_SETTINGS, read_config, source_of, written_card
+from pretrain.huggingface.folders import (
+    CARD,
+    TOKENIZER_FILES,
+    TOKENIZER_SETTINGS,
+    source_of,
+    tokenizer_settings,
+    written_card,
+)
 from pretrain.huggingface.forms import of_encoder
 from pretrain.huggingface.stored import Stored, write
 
@@ -29,11 +36,11 @@ def save_finetuned(folder: Path, model: Stored, job: Job, record: RunRecord, wei
         attention_probs_dropout_prob=settings.attention_dropout,
     )
     made = job.to_hugging_face({name[5:]: weight for name, weight in weights.items() if name.startswith("head.")})
-    described = read_config(model.tokenizer, TOKENIZER_SETTINGS) | {
+    tokenizer = model.load_tokenizer()
+    described = tokenizer_settings(model.tokenizer, tokenizer) | {
         "model_max_length": settings.max_length,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # a ModernBERT's have no segments
     }
-    tokenizer = model.load_tokenizer()
     special = {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
     remove(folder)  # of a run that was killed before its record was written
     with new_folder(folder) as unfinished:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from data_prep.tokens import read_folder
+from data_prep.tokens import class_settings, read_folder
 from electra_sampler.foundation.config import ConfigError, counted, errors_of_hub, explained
 from electra_sampler.foundation.files import read_object
 
@@ -121,6 +121,15 @@ def load_tokenizer(folder: Path, ids: int | None = None) -> Any:
             " own there"
         )
     return tokenizer
+
+
+def tokenizer_settings(folder: Path, tokenizer: Any) -> dict[str, Any]:
+    """Returns the settings in a folder's `tokenizer_config.json`, and those it lacks for the ids of its `tokenizer`."""
+    return (
+        class_settings(tokenizer.backend_tokenizer)
+        | tokenizer.special_tokens_map
+        | read_config(folder, TOKENIZER_SETTINGS)
+    )
 
 
 def read_weights(folder: Path, file: str = "model.safetensors") -> dict[str, Tensor]:

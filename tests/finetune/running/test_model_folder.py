@@ -69,8 +69,7 @@ def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(copy: Path) -> No
 
 
 def test_a_tokenizer_other_than_berts_gives_the_ids_of_the_shards(copy: Path) -> None:
-    made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"])
-    made.normalizer = normalizers.NFKC()
+    made = from_vocabulary([*SPECIAL_TOKENS, "word", "Ⅳ", "iv", "é", "e"], normalizers.NFKC())
     tokenizer = SubwordTokenizer(made)
     tokenizer.save(copy)
     text = "word Ⅳ é iv e"

@@ -1,5 +1,6 @@
 """Claims about reading Hugging Face folders, against Hugging Face itself."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import transformers
 from transformers import AutoTokenizer, ElectraConfig, ElectraForPreTraining
 
 from electra_sampler.foundation.config import ConfigError
-from pretrain.huggingface.folders import load_tokenizer, read_weights
+from pretrain.huggingface.folders import load_tokenizer, read_weights, tokenizer_settings
 from pretrain.huggingface.stored import read_stored, write
 from tests.pretrain.huggingface.conftest import assert_bitwise, change_config, change_weights
 
@@ -219,3 +220,13 @@ def test_pairs_of_texts_get_the_ids_of_transformers(kind: str, tokenizer: Path, 
     theirs = AutoTokenizer.from_pretrained(tmp_path)(*pairs)["input_ids"]
     assert load_tokenizer(tmp_path)(*pairs)["input_ids"] == theirs
     assert len(theirs[0]) == (7 if kind == "MPNet" else 6)
+
+
+@pytest.mark.parametrize("tokens", ["yes\nno", "Yes\nno"])
+def test_a_vocab_txt_alone_gives_its_ids_in_transformers_with_the_settings_written_for_it(
+    tokens: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.txt").write_text(f"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n{tokens}\n")
+    ours = load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_settings(tmp_path, ours)))
+    assert AutoTokenizer.from_pretrained(tmp_path)("Yes no")["input_ids"] == ours("Yes no")["input_ids"] == [2, 5, 6, 3]
