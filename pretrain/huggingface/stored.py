@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from electra_sampler.foundation.config import ConfigError, StrictConfig
 from pretrain.huggingface.folders import fill, find_folder, load_tokenizer, read_config, read_weights
-from pretrain.huggingface.forms import GENERATOR, WORDS, Form, form_named, form_of, of_encoder, renamed
+from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, WORDS, Form, form_named, form_of, of_encoder, renamed
 from pretrain.model import ops
 from pretrain.model.encoder import Encoder
 from pretrain.model.sizes import EncoderSizes
@@ -134,7 +134,12 @@ def read_stored(name: str | Path) -> Stored:
         sampler = {renamed(name, SAMPLER_NAMES): weight for name, weight in form.ours(head, GENERATOR).items()}
         return form.ours(read_weights(folder), architecture) | sampler
 
-    role: Role = "generator" if architecture == GENERATOR else "discriminator"
+    role: Role = (
+        "generator"
+        if architecture == GENERATOR
+        or (architecture == DISCRIMINATOR and architecture not in form.classes)  # of a BERT, a masked language model
+        else "discriminator"
+    )
     return Stored(role, folder, form, config, folder, weights, values)
 
 
