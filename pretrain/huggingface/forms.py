@@ -31,6 +31,7 @@ BOUNDS: dict[Any, Any] = {
     int: Annotated[int, Field(gt=0, le=2**20)],
     float: Annotated[float, Field(ge=0, le=1)],
     "num_hidden_layers": Annotated[int, Field(gt=0, le=2**10)],
+    "type_vocab_size": Annotated[int, Field(gt=1, le=2**20)],
     "window": Annotated[int, Field(gt=0, le=2**20, multiple_of=2)],
     "global_every": Annotated[int, Field(gt=0, le=2**10)],
     **dict.fromkeys(("global_theta", "local_theta"), Annotated[float, Field(gt=1)]),

@@ -87,6 +87,7 @@ def test_relative_positions_survive_the_round_trip(tmp_path: Path, stock_folder:
         ({"layer_norm_eps": -1}, "layer_norm_eps: got -1, expected: .* greater than or equal to 0"),
         ({"hidden_dropout_prob": float("nan")}, "hidden_dropout_prob: got nan, expected: .* finite"),
         ({"architectures": 3}, "architectures: got 3, expected: .* valid list"),
+        ({"type_vocab_size": 1}, "type_vocab_size: got 1, expected: .* greater than 1; correct it, or name another"),
     ],
 )
 def test_a_folder_without_a_supported_electra_is_one_clear_error(
