@@ -145,6 +145,7 @@ class ElectraSamplerPreTrainedModel(ElectraPreTrainedModel):
     """Base class of the models: loading, saving and initialization."""
 
     config_class = ElectraSamplerConfig
+    accepts_loss_kwargs = False  # the losses of ELECTRA's heads are means, which `Trainer` divides when it accumulates
     _supports_flash_attn = False  # no other attention takes a learned bias
     _supports_flex_attn = False
     _supports_attention_backend = False
@@ -340,8 +341,16 @@ class ElectraSamplerForJointQuestionAnswering(ElectraSamplerPreTrainedModel):
     ) -> JointQuestionAnsweringOutput:
         if token_type_ids is None:
             raise ValueError("got no token_type_ids, expected 0 in the question and 1 in the paragraph")
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.electra(*inputs, output_attentions, output_hidden_states, return_dict=True)
+        encoded = self.electra(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+        )
         hidden_BLH, allowed_BL = encoded.last_hidden_state, token_type_ids.bool()
         if not self.config.span_head["last_separator"]:
             seen_BL = torch.ones_like(token_type_ids) if attention_mask is None else attention_mask

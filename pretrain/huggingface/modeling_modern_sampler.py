@@ -29,6 +29,7 @@ class ModernSamplerWithHead(ModernBertPreTrainedModel):
     """Base class of the models: the encoder, called as the forward passes of ELECTRA's classes call theirs."""
 
     config_class = ModernSamplerConfig
+    accepts_loss_kwargs = False  # as in ElectraSamplerPreTrainedModel
 
     def __init__(self, config: ModernSamplerConfig) -> None:
         super().__init__(config)
@@ -48,7 +49,6 @@ class ModernSamplerWithHead(ModernBertPreTrainedModel):
         **kwargs: Any,
     ) -> Any:
         """Encodes ids or word embeddings; segments, which the encoder lacks, are ignored."""
-        kwargs.pop("return_dict", None)
         shown = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         kwargs |= {name: value for name, value in shown.items() if value is not None}
         return self.model(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)

@@ -1,4 +1,6 @@
-"""Claims that fine-tuning equals Hugging Face's Trainer, given the same model, head, order and settings."""
+"""Claims that fine-tuning equals Hugging Face's Trainer, given the same model, head, order and settings, and that the
+Trainer trains the models that carry their code.
+"""
 
 import os
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from finetune.glue.job import GlueJob, make_job
 from finetune.glue.tasks import TASKS, TaskData
 from finetune.running.job import Features, epoch_batches
 from finetune.running.train import Run, train
+from pretrain.huggingface import modeling_electra_sampler, modeling_modern_sampler
 from pretrain.huggingface.folders import load_tokenizer
 from pretrain.huggingface.stored import read_stored
 from pretrain.job.processes import start_processes
@@ -73,19 +76,21 @@ def rows(features: Features, order: Any) -> list[dict[str, Any]]:
 
 
 def recorder(
-    model: ElectraForSequenceClassification,
+    model: Any,
     tokenizer: Any,
     data: list[dict[str, Any]],
     settings: GlueConfig,
     folder: Path,
     seed: int = 1,
     keep_order: bool = False,
+    micro_batches: int = 1,
 ) -> Recorder:
     """Hugging Face's Trainer with our settings but its own schedule and weight decay."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
-        per_device_train_batch_size=settings.batch_size,
+        per_device_train_batch_size=settings.batch_size // micro_batches,
+        gradient_accumulation_steps=micro_batches,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         adam_epsilon=settings.eps,
@@ -147,6 +152,48 @@ def test_the_first_losses_are_those_of_the_trainer(stock_model: Path, cola_folde
     losses = [float(run.update(chosen)) / len(chosen) for chosen in batches[:COMPARED]]
     assert losses == pytest.approx(reference.losses[:COMPARED], abs=1e-4)
     assert max(losses) - min(losses) > 0.05  # they learn, so the agreement means something
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        modeling_electra_sampler.ElectraSamplerForSequenceClassification,
+        modeling_modern_sampler.ModernSamplerForSequenceClassification,
+    ],
+)
+def test_micro_batches_have_the_loss_of_the_batch_in_a_model_that_carries_its_code(
+    kind: Any,
+    stock_model: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Of stock ELECTRA, the Trainer adds up the losses of the micro-batches."""
+    model = kind(
+        kind.config_class(
+            vocab_size=51,
+            pad_token_id=0,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
+    data = [{"input_ids": [2, 5 + number, 3], "labels": number % 2} for number in range(8)]
+    losses = [
+        recorder(
+            model,
+            load_tokenizer(stock_model),
+            data,
+            SETTINGS.model_copy(update={"learning_rate": 0.0}),  # the weights stay
+            tmp_path,
+            micro_batches=count,
+        )
+        .train()
+        .training_loss
+        for count in (1, 2)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.long
