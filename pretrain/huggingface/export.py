@@ -35,6 +35,10 @@ def sampling_head(model: Objective) -> dict[str, Tensor]:
 
 
 def sampling_of(objective: ObjectiveConfig, mask_share: float) -> dict[str, Any]:
-    """Returns the record of how an objective draws replacements, for which this share of the word pieces is masked."""
-    drawn = objective.model_dump(include=set(Sampling.model_fields))
+    """Returns the record of how an objective draws replacements, for which this share of the word pieces is masked.
+
+    A sampler's own settings are left out: one may have a name of the record's, with another meaning.
+    """
+    ours: Any = next(kind for kind in type(objective).__mro__ if kind.__module__.startswith("pretrain.method."))
+    drawn = objective.model_dump(include=ours.model_fields.keys() & Sampling.model_fields.keys())
     return {SAMPLING: Sampling(objective=objective.name, mask_share=mask_share, **drawn).model_dump()}

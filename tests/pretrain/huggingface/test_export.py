@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import create_model
 from safetensors.torch import load_file
 from transformers import AutoModel, ElectraForMaskedLM, ElectraForPreTraining
 
 from pretrain.data.batches import Batch
-from pretrain.huggingface.export import export
-from pretrain.huggingface.stored import read_stored
-from pretrain.method.electra import Electra
+from pretrain.huggingface.export import export, sampling_of
+from pretrain.huggingface.stored import SAMPLING, Sampling, read_stored
+from pretrain.method.electra import Electra, ReplacementConfig
 from tests.conftest import REPOSITORY
 from tests.pretrain.conftest import SMALL_MODEL, new_model
 from tests.pretrain.huggingface.conftest import assert_bitwise
@@ -44,8 +45,7 @@ def test_a_loaded_pair_gives_the_models_logits(
     assert len({path.stat().st_mode for path in (tmp_path / "out").rglob("*.*")}) == 1  # whoever reads one may read all
     visible = batch.attention_mask_BL
     discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "out").eval()
-    originals_BK = batch.input_ids_BL.gather(1, batch.masked_positions_BK)
-    d_BL = stock_shaped.discriminate(batch, originals_BK)[0]
+    d_BL = stock_shaped.discriminator_predictions(stock_shaped.discriminator(*inputs.values()))
     assert (discriminator(**inputs).logits - d_BL)[visible].abs().max().item() < 1e-5
     generator = ElectraForMaskedLM.from_pretrained(tmp_path / "out" / "generator").eval()
     projected = stock_shaped.generator_predictions(stock_shaped.generator(*inputs.values()))
@@ -86,6 +86,14 @@ def test_a_model_with_relative_positions_is_not_mistaken_for_a_stock_one(
     export(make_electra(), tokenizer, "# card\n", tmp_path / "out", 0.15)
     with pytest.raises(ValueError, match="trust_remote_code"):
         AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=False)
+
+
+def test_the_record_of_a_sampler_of_ones_own_holds_its_inherited_settings_only() -> None:
+    """Whatever the names of its own: a mixture of 1 is none of HP_Dist's."""
+    own = create_model("Config", __base__=ReplacementConfig, mixture=(float, 1.0), mask_share=(float, 7.0))
+    assert sampling_of(own(name="own", temperature=2.0), 0.15) == {
+        SAMPLING: {**dict(Sampling(objective="own", mask_share=0.15)), "temperature": 2.0}
+    }
 
 
 def without_project(tmp_path: Path) -> dict[str, str]:
