@@ -33,7 +33,7 @@ from pretrain.huggingface.stored import SAMPLING_HEAD
 from tests.finetune.conftest import M, sampler, untrained_run
 
 SENTENCES = ["word1 word2 good", "bad word3 , word4 word5 .", "good", "word9 word9 bad word9"]
-ENGLISH = ["The value of a name.", "Returns the number of items in it", "import", "a b c d e f"]
+ENGLISH = ["The value of a name.", "Returns the number of items in it", "import", "a b c d e f", "a [MASK] of it"]
 
 
 @torch.inference_mode()
@@ -103,6 +103,7 @@ def test_the_cards_function_a_run_and_its_export_agree_and_follow_the_runs_own_s
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Special tokens in a sentence are text to all of them."""
     run, out = untrained_run(tmp_path / "run", shards_folder, preset, objective, *overrides), tmp_path / "out"
     export(ExportOptions(run=run, out=out))
     exported = open_scorer(str(out), ["likelihood", "generator"])
@@ -256,11 +257,6 @@ def test_a_tokenizer_that_does_not_fit_is_refused(stock_model: Path, tmp_path: P
         said = r"model: (the tokenizer in \S+ does not fit;|tokenizer in \S+ has \d+ pieces,) expected"
         with pytest.raises(ConfigError, match=said):
             open_scorer(str(folder), ["discriminator"])
-
-
-def test_special_tokens_in_a_sentence_are_text(stock_model: Path) -> None:
-    scorer = open_scorer(str(stock_model), ["discriminator"])
-    assert len(scorer.scores(["good [MASK] bad"])["good [MASK] bad"]["discriminator"]) > 3
 
 
 def test_a_sentence_beyond_the_positions_is_refused(stock_model: Path) -> None:
