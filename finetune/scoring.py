@@ -209,6 +209,7 @@ def kinds_of(models: tuple[Stored, ...], asked: Collection[Kind], mask_share: fl
     if asked and ("discriminator" not in asked or "likelihood" in asked):
         raise ConfigError(
             f"score: got {' '.join(asked)}, but {main.folder} has no generator inside; add --generator FOLDER"
+            " or --score discriminator"
         )
     return ("discriminator",)
 

@@ -221,7 +221,11 @@ def test_the_generators_half_is_minicons_masked_score(stock_generator: Path, tmp
     ("generator", "mask_share", "said"),
     [
         ("stock_generator", None, "mask_share: .* does not record .*; add --mask_share"),
-        (None, M, "score: got likelihood, but .* has no generator inside; add --generator"),
+        (
+            None,
+            M,
+            "score: got likelihood, but .* has no generator inside; add --generator FOLDER or --score discriminator$",
+        ),
         ("stock_model", M, "generator: .* is not a masked language model with the vocabulary of"),
     ],
 )
