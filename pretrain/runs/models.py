@@ -153,7 +153,7 @@ def load_trained(folder: Path, step: str = "newest", average: int = 1) -> tuple[
         ConfigError: not a run folder, or it lacks intact checkpoints to load.
     """
     description = read_run(folder)
-    (last,) = choose_checkpoints(folder, (step,))
+    (last,) = choose_checkpoints(folder, (step,), "step")
     if average == 1:
         return load_checkpoint(description, last), last.step
     averaged = [*islice(all_valid(folder / CHECKPOINTS, wanted=lambda step: step <= last.step), average)][::-1]
@@ -169,8 +169,10 @@ def load_trained(folder: Path, step: str = "newest", average: int = 1) -> tuple[
     return filled(model, {name: weight.float() for name, weight in mean.items()}, last.folder), last.step
 
 
-def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
+def choose_checkpoints(run: Path, steps: Sequence[str], option: str = "steps") -> list[Checkpoint]:
     """Returns the requested intact checkpoints of a run, oldest first; `steps` is `newest`, `all`, or step numbers.
+
+    Errors name the `option` that they were given by.
 
     Raises:
         ConfigError: there is none, or none at one of the steps.
@@ -184,7 +186,7 @@ def choose_checkpoints(run: Path, steps: Sequence[str]) -> list[Checkpoint]:
         raise ConfigError(f"run: {run} has no complete checkpoint yet; train longer, or name another run")
     if missing:
         raise ConfigError(
-            f"steps: got {' '.join(missing)}, expected newest, all, or steps at which {run} has checkpoints:"
+            f"{option}: got {' '.join(missing)}, expected newest, all, or steps at which {run} has checkpoints:"
             f" {' '.join(others)}"
         )
     return chosen

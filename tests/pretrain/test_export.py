@@ -126,7 +126,7 @@ def test_an_export_of_one_step_reads_no_other_checkpoint(
     assert "is not used" not in capsys.readouterr().out
     main(ExportOptions(run=run, out=tmp_path / "newest"))
     assert "step-00000002 is not used" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"steps: got 2, expected newest, all, or steps .*: 1$"):
+    with pytest.raises(ConfigError, match=r"^step: got 2, expected newest, all, or steps .*: 1$"):
         main(ExportOptions(run=run, out=tmp_path / "other", step="2"))
 
 
