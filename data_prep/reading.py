@@ -8,7 +8,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -252,22 +252,28 @@ def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -
 def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Chunk]:
     """Yields about `size` bytes of text, from the beginnings of files spread evenly over the corpus.
 
-    Each sampled file gives at least one record. After long records, such as whole novels, files are skipped to keep
-    the sample near its size.
+    A sampled file stands for those skipped before it, and large files are never skipped: a file gives text in
+    proportion to the bytes that it stands for, and at least one record. After long records, such as whole novels, files
+    are skipped to keep the sample near its size.
 
     Raises:
         ConfigError: a file is unreadable or damaged, or not in the format that it appears to have.
     """
-    files = sources[:: max(1, len(sources) // _SAMPLED_FILES)]
-    budget = max(1, size // len(files))
-    taken = 0
-    for number, source in enumerate(files):
-        if taken <= 2 * budget * number:
-            with Reader(reading, budget=budget, longest=budget) as reader:
-                chunk = next(reader.chunks(Range(source)), None)
-            if chunk is not None:
-                taken += chunk.size
-                yield chunk
+    stride = max(1, len(sources) // _SAMPLED_FILES)
+    ends = [*accumulate(source.size for source in sources)]
+    taken = wanted = 0
+    for number, source in enumerate(sources):
+        if number % stride == 0 or source.size > ends[-1] // _SAMPLED_FILES:
+            before, wanted = wanted, size * ends[number] // ends[-1]
+            if taken <= 2 * wanted:
+                with Reader(
+                    reading,
+                    budget=wanted - min(before, taken),  # and what files before it had too little text for
+                    longest=max(1, size * stride // len(sources)),
+                ) as reader:
+                    for chunk in islice(reader.chunks(Range(source)), 1):
+                        taken += chunk.size
+                        yield chunk
 
 
 def sample_documents(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[str]:

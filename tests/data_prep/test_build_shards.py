@@ -437,8 +437,9 @@ def test_a_user_error_is_one_line_that_names_its_field_and_exit_code_2(
 
 
 def test_damaged_input_stops_the_build_by_name_and_a_rerun_resumes(
-    options: BuildOptions, built: Path, tmp_path: Path
+    options: BuildOptions, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("data_prep.build_shards._SAMPLE", 1000)  # a larger one would reach the damage first
     folder = shutil.copytree(options.input[0], tmp_path / "in")
     last = folder / "zzz.txt.xz"
     last.write_bytes(lzma.compress(b"\n\n".join(b"Kalo mi ne %d." % number for number in range(20_000))))

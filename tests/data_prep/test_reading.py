@@ -132,9 +132,12 @@ def test_documents_are_those_of_their_format(
     assert read_all(tmp_path, boundary=boundary)[1] == documents
 
 
-def test_a_sample_is_spread_over_the_whole_corpus(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [0, 300, 521])
+def test_a_sample_is_spread_over_the_whole_corpus_whatever_the_sizes_of_its_files(tmp_path: Path, small: int) -> None:
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("\n\n".join(many_documents(100)))
+    for number in range(small):
+        (tmp_path / f"small-{number}.txt").write_text("Ka lo.")
     sample = list(sample_documents(find_sources([tmp_path]), 20_000, Reading()))
     assert 20_000 < sum(map(len, sample)) < 30_000
     assert sum(text.startswith("Document 0.") for text in sample) == 10
