@@ -228,7 +228,11 @@ def _render_node(node: Any, asides: frozenset[str]) -> str:
             if name == "br":
                 return "\n"
             return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents, asides)
-        case "Wikilink" if "".join(_PREFIX.findall(str(node.title))).replace("_", " ").lower() not in asides:
+        case "Wikilink" if (
+            (prefix := "".join(_PREFIX.findall(str(node.title))).replace("_", " ").lower()) not in asides
+            # with parameters, it is a file by another name of its namespace, which a dump need not list
+            and not (prefix and node.text and any("|" in part for part in node.text.filter_text(recursive=False)))
+        ):
             return _render(node.title, asides).lstrip(":") if node.text is None else _render(node.text, asides)
         case "ExternalLink" if node.title is not None:
             return _render(node.title, asides)

@@ -125,6 +125,8 @@ def test_any_bytes_become_valid_nfc_text_with_all_characters_accounted_for(conte
         ("'''Bold''' and ''italic''.", "Bold and italic."),
         ("A [[link]], a [[page|named one]], [http://x.org a site].", "A link, a named one, a site."),
         ("[[File:a.png|thumb|A [[caption]]]]Text[[Category:Things]][[de:Ding]]", "Text"),
+        ("[[Bild:a.png|mini|rechts|Ein {{x}} [[Dorf]]]]Text[[Изображение:a.png|мини|{{x|y}}]]", "Text"),
+        ("[[CSI: NY|{{lang|en|CSI}} in ''NY'']], [[:Bild:a.png|b]].", "in NY, b."),
         ("See [[:Category:Things]].", "See Category:Things."),
         ("[[CSI: Miami]], [[UFO: Enemy|UFO]], [[Re:Zero]].", "CSI: Miami, UFO, Re:Zero."),
         ("Kept.[[zh-min-nan:X]][[ FILE :a.jpg|b]][[Simple:C]]", "Kept."),
