@@ -55,7 +55,7 @@ def find_sources(inputs: Sequence[Path]) -> list[Source]:
 def _sources_of(number: int, given: Path) -> Iterator[Source]:
     origin = f"{number} {_as_text(given.name)}"
     try:
-        files = sorted(_hub_files(str(given)) if str(given).startswith(HUB) else _files_of(given))
+        files = sorted({*(_hub_files(str(given)) if str(given).startswith(HUB) else _files_of(given))})
         if not files:
             raise ConfigError(f"input: {given} names no file; give text files, folders of them, or a quoted glob")
         for relative, path in files:
@@ -68,22 +68,19 @@ def _sources_of(number: int, given: Path) -> Iterator[Source]:
 def _files_of(given: Path) -> Iterator[tuple[str, str]]:
     """Yields (path relative to the input, path) for every file that an input on this machine names."""
     if given.is_dir():
-        root, found = given, _walk(given)
+        root, found = given, _walk([given])
     elif given.exists():
         root, found = given.parent, iter([given])
     else:
         root, found = _matches(given)
     for path in found:
-        relative = path.relative_to(root)
-        if any(part.startswith(".") for part in relative.parts):
-            continue
         if not _TEXT_SUFFIX.fullmatch(text_suffix(path)):
             raise ConfigError(
                 f"input: {path} does not look like text: expected the suffix .txt, .json, .jsonl, .xml or .parquet, or "
                 "none, and after it perhaps .gz, .bz2, .xz or .zst; move the file elsewhere, or select the right files "
                 "with a quoted glob"
             )
-        yield relative.as_posix(), str(path)
+        yield path.relative_to(root).as_posix(), str(path)
 
 
 def _hub_files(given: str) -> Iterator[tuple[str, str]]:
@@ -104,21 +101,26 @@ def _hub_files(given: str) -> Iterator[tuple[str, str]]:
 
 
 def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
-    """Returns the folder above a glob's first wildcard, or above its last part, and the files it matches."""
+    """Returns the folder above a glob's first wildcard, or above its last part, and the files it matches.
+
+    Of a folder that it matches, these are all files, as if a shell had named it. Hidden files and folders do not match.
+    """
     last = len(given.parts) - 1
     first = next((number for number, part in enumerate(given.parts) if any(sign in part for sign in "*?[")), last)
     root, pattern = Path(*given.parts[:first]), given.parts[first:]
     if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *; older ones refuse it
         raise ConfigError(f"input: {given} is not a valid glob: ** must stand between slashes, as in folder/**/*.txt")
-    return root, (path for path in root.glob(str(Path(*pattern))) if not path.is_dir())
+    matched = [path for path in root.glob(str(Path(*pattern))) if "/." not in f"/{path.relative_to(root)}"]
+    folders = sorted(path for path in matched if path.is_dir())
+    return root, iter([*(path for path in matched if not path.is_dir()), *_walk(folders)])
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yields every file below a folder. Links are followed, and each real folder is read once, under its first name.
+def _walk(starts: Sequence[Path]) -> Iterator[Path]:
+    """Yields every file below folders. Links are followed, and each real folder is read once, under its first name.
 
     Otherwise the walk would never end in folders that link to each other. To use a text twice, name it twice.
     """
-    folders, seen = [folder], set()
+    folders, seen = [*starts], set()
     for here in folders:
         status = here.stat()
         if (status.st_dev, status.st_ino) in seen:

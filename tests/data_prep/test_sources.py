@@ -20,8 +20,11 @@ def make(folder: Path, *names: str) -> None:
 
 def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_path: Path) -> None:
     make(tmp_path, "x/1.txt", "x/.hidden.txt", "x/y/2.txt", "z/3.txt", "z/4")
-    sources = find_sources([tmp_path / "x", tmp_path / "z" / "3.txt", tmp_path / "*" / "4"])
-    assert [source.key for source in sources] == ["0/1.txt", "0/y/2.txt", "1/3.txt", "2/z/4"]
+    given = [tmp_path / "x", tmp_path / "z" / "3.txt", tmp_path / "*" / "4", tmp_path / "x" / "*", tmp_path / "**"]
+    assert [source.key for source in find_sources(given)] == [
+        *("0/1.txt", "0/y/2.txt", "1/3.txt", "2/z/4", "3/1.txt", "3/y/2.txt"),
+        *("4/x/1.txt", "4/x/y/2.txt", "4/z/3.txt", "4/z/4"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +62,13 @@ EACH_OTHER = {f"raw/{one}/link-{n}": f"raw/{other}" for one, other in ("ab", "ba
         # along every path there would be some 10^24 folders before the system's limit of 40 links
         (["raw/a/t.txt", "raw/b/t.txt"], EACH_OTHER, "raw", ["0/a/t.txt", "0/b/t.txt"]),
         (["raw/a/t.txt", "raw/b/t.txt"], EACH_OTHER, "raw/a", ["0/link-0/t.txt", "0/t.txt"]),
+        (["raw/a/t.txt", "raw/b/t.txt"], EACH_OTHER, "raw/*", ["0/a/t.txt", "0/b/t.txt"]),
+        (["data/deep/a.txt"], {".cache/link": "data/deep"}, "*", ["0/data/deep/a.txt"]),
     ],
-    ids=["a link back", "a link from a hidden folder", "many links to each other", "the same from one of them"],
+    ids=[
+        *("a link back", "a link from a hidden folder", "many links to each other", "the same from one of them"),
+        *("the same from a glob", "a hidden folder that a glob might match"),
+    ],
 )
 def test_links_are_followed_and_each_folder_is_read_once(
     files: list[str], links: dict[str, str], given: str, keys: list[str], tmp_path: Path
