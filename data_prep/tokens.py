@@ -203,7 +203,7 @@ class SubwordTokenizer:
 
 
 def open_tokenizer(vocab: str) -> SubwordTokenizer:
-    """Opens the tokenizer that the user names: a `vocab.txt`, a tokenizer folder, or a hub name (the only download).
+    """Opens the tokenizer that the user names: a `vocab.txt` or `tokenizer.json`, a tokenizer folder or a hub name.
 
     Raises:
         ConfigError: it does not exist, is of another kind, lacks a special token, or has too many ids for uint16.
@@ -219,8 +219,8 @@ def open_tokenizer(vocab: str) -> SubwordTokenizer:
 
 def _named(vocab: str) -> Marked:
     path = Path(vocab)
-    if path.is_dir():
-        return _in_folder(path, "vocab")
+    if path.is_dir() or (path.is_file() and path.name in FILES[:2]):
+        return _in_folder(path if path.is_dir() else path.parent, "vocab")
     if path.exists():
         tokens = _read_vocabulary(path, "vocab")
         if any((path.parent / name).is_file() for name in FILES[:2]):

@@ -272,8 +272,8 @@ def test_a_file_a_folder_and_a_saved_folder_give_the_same_tokenizer(vocab: Path,
     shutil.copy(vocab, tmp_path / "vocab.txt")
     open_tokenizer(str(vocab)).save(tmp_path / "saved")
     (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + vocab.read_bytes())
-    names = (str(vocab), str(tmp_path), str(tmp_path / "saved"), str(tmp_path / "marked.txt"))
-    assert len({open_tokenizer(name).sha256() for name in names}) == 1
+    names = ("", "saved", "saved/tokenizer.json", "saved/tokenizer_config.json", "marked.txt")
+    assert {open_tokenizer(str(tmp_path / name)).sha256() for name in names} == {open_tokenizer(str(vocab)).sha256()}
     assert SubwordTokenizer.load(tmp_path / "saved").sha256() == open_tokenizer(str(vocab)).sha256()
 
 
