@@ -234,7 +234,11 @@ def _named(vocab: str) -> Marked:
             f"vocab: {vocab} does not exist; give a vocab.txt, a tokenizer folder or the name of a model on the hub"
         )
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
-    return Tokenizer.from_pretrained(vocab), BERTS
+    from huggingface_hub import snapshot_download
+
+    return _in_folder(
+        Path(snapshot_download(vocab, allow_patterns=[*FILES, "special_tokens_map.json", "added_tokens.json"])), "vocab"
+    )
 
 
 def _template(tokenizer: Tokenizer, marks: Mapping[str, str]) -> processors.TemplateProcessing:

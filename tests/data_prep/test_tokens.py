@@ -316,8 +316,10 @@ def test_a_setting_that_contradicts_tokenizer_json_is_refused_by_name(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_special_tokens_have_the_ids_that_their_folder_names(tmp_path: Path, whole: bool) -> None:
-    """MPNet's folders also hold BERT's, at other ids; a placeholder in a text keeps its one id."""
+def test_special_tokens_have_the_ids_that_their_folder_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """MPNet's folders also hold BERT's, at other ids; a placeholder in a text keeps its one id. So on the hub."""
     marks = {"cls": "<s>", "sep": "</s>", "pad": "<pad>", "mask": "<mask>", "unk": "[UNK]"}
     words = [*marks.values(), "[PAD]", "[CLS]", "[SEP]", "[MASK]", "<url>", "the", "of", "<", "/", ">", "s"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
@@ -327,8 +329,13 @@ def test_special_tokens_have_the_ids_that_their_folder_names(tmp_path: Path, who
     (tmp_path / "saved" / "vocab.txt").write_bytes((tmp_path / "vocab.txt").read_bytes())
     if not whole:
         (tmp_path / "saved" / "tokenizer.json").unlink()
-    ours = open_tokenizer(str(tmp_path / "saved"))
-    assert {name: words[number] for name, number in ours.special} == marks
+    saved, hub = tmp_path / "saved", tmp_path / "hub"
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda _, allow_patterns: shutil.copytree(saved, hub, ignore=lambda _, names: {*names} - {*allow_patterns}),
+    )
+    for ours in map(open_tokenizer, ("owner/mpnet", str(saved))):
+        assert {name: words[number] for name, number in ours.special} == marks
     text = "The <url> of the"
     expected = reference(text, add_special_tokens=False)["input_ids"]
     assert "<url>" in [words[number] for number in expected]
@@ -392,7 +399,7 @@ def test_a_pipe_or_device_is_refused_and_not_opened(tmp_path: Path, make: Callab
 def test_a_mistyped_path_does_not_contact_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Tokenizer, "from_pretrained", lambda name: pytest.fail("asked the hub"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     for name in ("data/vocba", "missing.txt", "/no/such/folder", "a/b/c"):
         with pytest.raises(ConfigError, match="does not exist"):
             open_tokenizer(name)
