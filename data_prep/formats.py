@@ -36,6 +36,7 @@ LONGEST_RECORD = 1 << 25  # bytes; a JSON object or XML page is read whole, whic
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET = b"PAR1"  # first and last bytes of a Parquet file
 _JSON_OBJECT = re.compile(rb'\{\s*"')
+_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # escapes of JSON that are no character; not a byte's surrogate
 _MEDIAWIKI = re.compile(rb"(<\?xml[^>]*>\s*)?<mediawiki\b")
 _DOC_START = re.compile(rb"\A<doc [^>]*>\s*")
 _ASIDES = re.compile(rb'<namespace key="(?:-2|4|6|10|14)"[^>]*>([^<]+)<')  # media, project, file, template, category
@@ -222,7 +223,7 @@ def page_text(page: bytes) -> tuple[bytes, str | None]:
         elif part["text"] is not None:
             text = part["text"]
     if b"&" in text:
-        text = html.unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogatepass")
+        text = html.unescape(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     return text.strip(), reason
 
 
@@ -230,7 +231,7 @@ def _json_document(line: bytes, place: int, column: str) -> Document | None:
     if not line:
         return None
     try:
-        # malformed UTF-8 and lone \ud800 both pass through as surrogates, for cleaning to count
+        # malformed UTF-8 passes through as surrogates, for cleaning to count, and a lone \ud800 as a byte like it
         value = json.loads(line.decode("utf-8", "surrogateescape"))[column]
     except (ValueError, TypeError, RecursionError):
         return Document(line, place, "malformed_record")
@@ -240,7 +241,7 @@ def _json_document(line: bytes, place: int, column: str) -> Document | None:
         value = None
     if not isinstance(value, str):
         return Document(line, place, "no_text")
-    return Document(value.encode("utf-8", "surrogatepass").strip(), place)
+    return Document(_LONE.sub("\udcff", value).encode("utf-8", "surrogateescape").strip(), place)
 
 
 def is_table(path: Path) -> bool:

@@ -201,6 +201,7 @@ def test_unclosed_markup_is_weighted_by_the_length_of_its_search(section: str, d
         (b"<ns>10</ns><redirect title='x' /><text>t</text>", (b"t", "other_namespace")),
         (b"<ns>0</ns><text>old</text><text bytes='3' xml:space='preserve'>new</text>", (b"new", None)),
         (b"<ns>0</ns><text bytes='0' />", (b"", None)),
+        (b"<ns>0</ns><text>a\xff \xe2\x82 &amp; &#xD800;</text>", (b"a\xff \xe2\x82 & \xef\xbf\xbd", None)),
         (b"", (b"", None)),
     ],
 )

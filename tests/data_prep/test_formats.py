@@ -74,9 +74,8 @@ def test_any_key_may_hold_the_text_and_a_missing_key_is_named_with_the_existing_
 
 
 def test_malformed_utf8_in_json_reaches_the_cleaning() -> None:
-    [document] = parse(Format.JSON_LINES, b'{"text": "a\xff \\ud800 b"}', 0, Reading())
-    with pytest.raises(UnicodeDecodeError):
-        document.content.decode()
+    line = b'{"text": "a\xff \xe2\x82 \\ud800 \\udcff \\ud83d\\ude00"}'
+    assert contents(Format.JSON_LINES, line) == [b"a\xff \xe2\x82 \xff \xff " + "\U0001f600".encode()]
 
 
 def test_skipped_and_truncated_pages_have_a_reason() -> None:
