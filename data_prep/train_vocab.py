@@ -8,6 +8,7 @@ python data_prep/train_vocab.py --input data/raw --output data/vocab --cased --u
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -84,13 +85,14 @@ def main(options: VocabularyOptions) -> int:
     )
     require_text(options.input)
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
-    size = int(options.sample_mb * 1e6)
+    read_texts = partial(sample_documents, sources, int(options.sample_mb * 1e6), reading)
+    if not any(map(str.strip, read_texts())):
+        raise ConfigError(f"input: {' '.join(map(str, options.input))} has no text; give files that contain text")
     with locked(options.output):
         if options.kind == "bpe":
-            tokenizer = train_bpe(sample_documents(sources, size, reading), options)
+            tokenizer = train_bpe(read_texts(), options)
         else:
-            tokens = train_vocabulary(lambda: sample_documents(sources, size, reading), options)
-            tokenizer = from_vocabulary(tokens, options.normalizer)
+            tokenizer = from_vocabulary(train_vocabulary(read_texts, options), options.normalizer)
         SubwordTokenizer(tokenizer).save(options.output)
     print(f"{printable(str(options.output))}: {tokenizer.get_vocab_size():,} tokens")
     return 0

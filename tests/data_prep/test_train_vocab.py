@@ -118,15 +118,19 @@ def test_an_output_that_is_a_file_is_refused_before_any_learning(
         (["--sample_mb", "1e300"], "sample_mb"),
         (["--output", "x" * 300], "use a shorter name"),
         (["--text_column", "a\n\x1b[31m"], r"a\n\x1b[31m is not among the keys"),
+        (["--input", "blank.txt"], "input: blank.txt has no text; give files that contain text"),
+        (["--input", "blank.txt", "--kind", "bpe"], "input: blank.txt has no text; give files that contain text"),
     ],
 )
 def test_extreme_values_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "Ka lo mi."}\n')
+    (tmp_path / "blank.txt").write_text("\n \n")
     monkeypatch.chdir(tmp_path)
-    output = [] if "--output" in arguments else ["--output", "vocab"]
-    monkeypatch.setattr("sys.argv", ["train_vocab.py", "--input", "a.jsonl", *output, *arguments])
+    usual = {"--input": "a.jsonl", "--output": "vocab"}
+    others = [f"{option}={usual[option]}" for option in usual if option not in arguments]
+    monkeypatch.setattr("sys.argv", ["train_vocab.py", *others, *arguments])
     assert run_command(main, VocabularyOptions, None) == 2
     errors = capsys.readouterr().err
     assert said in errors and len(errors.splitlines()) == 1
