@@ -211,9 +211,10 @@ def _texts(file: str, content: bytes, fields: tuple[str, ...]) -> Iterator[tuple
 
 
 def _cells(text: str, fields: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
-    rows = [line.split("\t") for line in text.splitlines()]  # without quoting, as in GLUE
-    has_names = bool(rows) and any(field in rows[0] and not field.isdecimal() for field in fields)
-    names = rows[0] if has_names else [str(number) for number in range(1, max(map(len, rows), default=0) + 1)]
+    # without quoting, as in GLUE; a cell may hold a line separator of Unicode
+    rows = [line.removesuffix("\r").split("\t") for line in text.split("\n")]
+    has_names = any(field in rows[0] and not field.isdecimal() for field in fields)
+    names = rows[0] if has_names else [str(number) for number in range(1, max(map(len, rows)) + 1)]
     for number, row in enumerate(rows[has_names:], 1 + has_names):
         for name, cell in zip(names, row, strict=False):
             if cell and (name in fields or not fields):

@@ -96,7 +96,7 @@ def test_texts_that_are_all_too_short_are_refused(path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rows = '\ufeffid\ttext\tother text\n1\tone "quoted\ttwo\n2\tthree\n3\t\tfour\n'
-    bare = "a\t1\tone\r\nb\t0\ttwo\r\n"
+    bare = "a\t1\tone\r\nb\t0\ttwo\u2028\x0ctoo\r\n"
     files = {
         **{"rows.tsv": rows, "bare.tsv": bare, "elsewhere/rows.tsv": rows, "elsewhere/bare.tsv": bare},
         "lines.jsonl": '{"a": "one", "b": {"c": ["two", {"a": "three"}]}, "n": 4}\n\n{"a": null, "c": "five"}\n',
@@ -131,9 +131,9 @@ def texts(*given: str) -> dict[str, list[str]]:
     [
         ("rows.tsv:text", ['#2 one "quoted', "#3 three"]),
         ("rows.tsv:other text,text", ['#2 one "quoted', "#2 two", "#3 three", "#4 four"]),
-        ("bare.tsv:3", ["#1 one", "#2 two"]),
+        ("bare.tsv:3", ["#1 one", "#2 two\u2028\x0ctoo"]),
         ("bare.tsv:1", ["#1 a", "#2 b"]),  # a number counts columns, even if the first line has labels
-        ("bare.tsv", ["#1 a", "#1 1", "#1 one", "#2 b", "#2 0", "#2 two"]),
+        ("bare.tsv", ["#1 a", "#1 1", "#1 one", "#2 b", "#2 0", "#2 two\u2028\x0ctoo"]),
         ("lines.jsonl:a", ["#1 one", "#1 three"]),
         ("lines.jsonl", ["#1 one", "#1 two", "#1 three", "#3 five"]),
         ("tree.json:context,question", ["#1 one", "#2 ?"]),
