@@ -126,8 +126,10 @@ def format_of(path: Path, beginning: bytes, boundary: Boundary) -> Format:
     if suffix.startswith(".xml") and start:
         raise ConfigError(f"input: {path} does not begin with <mediawiki, as a dump must; replace it")
     if suffix in (".json", ".jsonl", ".ndjson") or (not suffix and _JSON_OBJECT.match(start)):
-        if start and not start.startswith(b"{"):
-            raise ConfigError(f"input: {path} is not JSON lines: it does not begin with {{; write one object per line")
+        if start and not re.match(rb"\{[^\S\n]*\S", start):
+            raise ConfigError(
+                f"input: {path} is not JSON lines: its first line is no object; write one object per line"
+            )
         return Format.JSON_LINES
     return Format.TEXT if boundary == "blank_line" else Format.ONE_DOCUMENT
 

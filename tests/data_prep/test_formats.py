@@ -42,6 +42,8 @@ def test_a_format_is_recognized_by_the_beginning_of_a_file(name: str, beginning:
     [
         ("a.xml", b"<html>", "<mediawiki"),
         ("a.json", b'[{"text": "an array"}]', "one object per line"),
+        ("a.json", b'{\r\n  "text": "over several lines"\r\n}\r\n', "one object per line"),
+        ("wiki_00", b'{\n  "text": "over several lines"\n}\n', "one object per line"),
         ("a.parquet", b"Text", "not a Parquet file"),
         ("a.txt.gz", b"PAR1", "compressed as a whole; unpack"),
         ("a.txt", "Text".encode("utf-16"), "UTF-16"),
