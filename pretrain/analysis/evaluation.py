@@ -25,7 +25,6 @@ from pretrain.model.kernels import cpu_ops
 from pretrain.runs.folder import RunDescription, data_of, read_run, write_json
 from pretrain.runs.models import choose_checkpoints, load_checkpoint
 
-
 LEAST_COUNTED = 4096
 """Sequences to count word pieces in. With the word pieces of 64, the entropy of novels was 6.0 nats, of 4,096 6.5."""
 
