@@ -38,22 +38,13 @@ from pretrain.runs.models import find_donors, is_run
 class Placement(NamedTuple):
     """How a run is trained here: nothing in it changes what is trained, but for rounding."""
 
-    folder: Path
+    options: RunOptions
     target: Target
     deepspeed: EngineConfig
     file: ChosenFile
     """The file that `deepspeed` was read from, and why it was chosen."""
     graphs: bool
     """CUDA graphs replay the micro-batches; `auto`: wherever they can, but not compiled layers."""
-    must_replay: bool
-    """A failed capture ends the run."""
-    compile: bool
-    """Each layer is compiled by torch.compile."""
-    log_to: tuple[str, ...]
-    hang_timeout: float
-    """Seconds without progress before the job is ended."""
-    cache_gb: float
-    """Size of the local cache for remote shards."""
 
 
 class Plan(NamedTuple):
@@ -75,7 +66,7 @@ class Plan(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return self.here.folder
+        return self.here.options.folder
 
     def __str__(self) -> str:
         """The plan in five lines; every setting is in the run folder's run.json."""
@@ -269,16 +260,11 @@ def make_plan(options: RunOptions) -> Plan:
     refuse(chain.from_iterable(unfit(given)))
     replayable = not any(unreplayable(given.deepspeed, given.target.on_gpu))
     here = Placement(
-        options.folder,
+        options,
         given.target,
         given.deepspeed,
         given.file,
         graphs=options.graphs == "on" or (options.graphs == "auto" and not options.compile and replayable),
-        must_replay=options.graphs == "on",
-        compile=options.compile,
-        log_to=options.log_to,
-        hang_timeout=options.hang_timeout,
-        cache_gb=options.cache_gb,
     )
     held_out = open_held_out(*map(Path, given.shards.names))
     return Plan(given.description, here, given.shards, held_out, given.donors, given.started)

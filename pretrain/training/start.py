@@ -53,7 +53,7 @@ def train_rank(plan: Plan) -> int:
             print(f"already done: {plan.run.optim.steps:,} steps; see {plan.folder}", flush=True)
         return leave(0)
     lock = world.on_first(lambda: lock_run(plan.folder, plan.description)) or nullcontext()
-    with Watchdog(world, plan.here.hang_timeout, plan.folder) as watchdog:
+    with Watchdog(world, plan.here.options.hang_timeout, plan.folder) as watchdog:
         with writing(plan.folder):
             keep_rank_log(plan.folder, world.rank)
         with lock:
@@ -94,7 +94,7 @@ def build_training(plan: Plan, machine: Machine, world: World, watchdog: Watchdo
         parameters = sum(parameter.numel() for parameter in model.parameters())
         for warning in plan_warnings(plan, parameters, machine):
             print(f"WARNING: {warning}", flush=True)
-    if plan.here.compile:
+    if plan.here.options.compile:
         compile_layers(model)
     groups = parameter_groups(model, plan.run.optim.weight_decay, plan.run.optim.betas, muon=plan.run.optim.muon)
     engine = Engine(model, groups, plan.here.deepspeed, world, few_shapes=True)

@@ -53,7 +53,7 @@ class Telemetry:
         self._log, steps = None, plan.run.optim.steps
         if engine.world.is_first:
             with writing(plan.folder):
-                self._log = RunLog(plan.folder, step, steps, plan.here.log_to)
+                self._log = RunLog(plan.folder, step, steps, plan.here.options.log_to)
                 record_start(plan.folder, engine, step, machine)
         resumed = f"resumed from step {step} ({plan.folder / CHECKPOINTS}/step-{step:08d})"
         self.say(resumed if step else "starts at step 0")

@@ -40,7 +40,7 @@ class Training:
 
     def train(self) -> int:
         """Trains to the last step or to a stop request; returns the process's exit code."""
-        CACHE.limit, CACHE.on_wait = round(self.plan.here.cache_gb * GB), self.wait
+        CACHE.limit, CACHE.on_wait = round(self.plan.here.options.cache_gb * GB), self.wait
         with (
             StopRequest(self.plan.folder) as self.stop,
             closing(Telemetry(self.plan, self.machine, self.engine, self.state.step)) as self.telemetry,
@@ -59,7 +59,7 @@ class Training:
         try:
             replay_micro_batches(self.engine, sample, self.telemetry.observe)
         except RuntimeError as error:
-            if self.plan.here.must_replay:
+            if self.plan.here.options.graphs == "on":
                 error.add_note("graphs: a micro-batch could not be captured; --graphs off trains without CUDA graphs")
                 raise
             reason = str(error).partition("\n")[0]
