@@ -8,7 +8,7 @@ from electra_sampler.foundation.markdown_table import markdown_table
 from pretrain.huggingface.folders import source_of, written_card
 from pretrain.huggingface.forms import form_of
 from pretrain.huggingface.stored import LEARNED, Sampling
-from pretrain.method.objective import ObjectiveConfig, PredictionConfig
+from pretrain.method.objective import PredictionConfig
 from pretrain.method.registry import objective_class
 from pretrain.runs.folder import BOOKKEEPING, RunDescription, flat
 from pretrain.runs.log import read_metrics
@@ -30,12 +30,14 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
     Scores come from `evaluate.py` for this step or, without it, from the run's own evaluation; there are none of an
     average over several checkpoints.
     """
-    run_config = description.run
-    trained = objective_class(run_config.objective.name)
+    run_config, objective = description.run, description.run.objective
+    trained = objective_class(objective.name)
     architecture = trained.exports["."][0]
     form = form_of(run_config.model.discriminator(description.vocab_size), architecture)
     sources = dict(map(source_of, description.init_from))
-    scores = _scores(run, step, isinstance(run_config.objective, PredictionConfig)) if average == 1 else {}
+    scores = _scores(run, step, isinstance(objective, PredictionConfig)) if average == 1 else {}
+    # draws replacements as the paper does
+    as_in_paper = objective == type(objective)(**objective.model_dump(exclude=set(Sampling.model_fields)))
     return written_card(
         Path(__file__).with_suffix(".jinja"),
         run=run_config,
@@ -47,7 +49,7 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
         license=license,
         task=form.classes[architecture].partition("For")[2],
         code=", trust_remote_code=True" if form.code else "",
-        sampler=_sampler(run_config.objective),
+        sampler=objective.name if as_in_paper and objective.name in ("electra", *LEARNED) else "",
         sources=sources,
         base_model=json.dumps([*sources]),
         data=", ".join(f"`{Path(folder).name}`" for folder in description.data),
@@ -55,12 +57,6 @@ def model_card(run: Path, description: RunDescription, step: int, language: str,
         scores=_table(scores),
         versions=", ".join(f"{name} {version}" for name, version in description.versions.items()),
     )
-
-
-def _sampler(objective: ObjectiveConfig) -> str:
-    """Returns the name of an objective that draws replacements as the paper does; empty for any other."""
-    as_in_paper = objective == type(objective)(**objective.model_dump(exclude=set(Sampling.model_fields)))
-    return objective.name if as_in_paper and objective.name in ("electra", *LEARNED) else ""
 
 
 def _scores(run: Path, step: int, predicts: bool) -> dict[str, Any]:
