@@ -63,11 +63,13 @@ def curves_of(kind: str, values: Mapping[str, Any]) -> Curves:
     scalars.
     """
     scalars = {name: value for name, value in values.items() if name != "max_probability"}
-    histograms = {}
-    for path, shares in values.get("max_probability", {}).items():
-        if any(shares):
-            edges = [place / len(shares) for place in range(len(shares) + 1)]
-            histograms[curve_name(kind, f"max_probability/{path}")] = Histogram(edges, shares)
+    histograms = {
+        curve_name(kind, f"max_probability/{path}"): Histogram(
+            [place / len(shares) for place in range(len(shares) + 1)], shares
+        )
+        for path, shares in values.get("max_probability", {}).items()
+        if any(shares)
+    }
     return Curves({curve_name(kind, path): value for path, value in flat(scalars, "/", lists=True)}, histograms)
 
 

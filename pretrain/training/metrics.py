@@ -274,12 +274,14 @@ def histograms(vector: Tensor) -> dict[str, Histogram]:
         "logit/replaced": (LOGIT, replaced, 20),
         "log_ratio": (LOG_RATIO, parts["log_ratio"], 4),
     }
-    found = {}
-    for name, (bins, counts, factor) in counted.items():
-        if counts.any():
-            edges = np.linspace(bins.low, bins.high, bins.number // factor + 1).tolist()
-            found[name] = Histogram(edges, counts.view(-1, factor).sum(1).tolist())
-    return found
+    return {
+        name: Histogram(
+            np.linspace(bins.low, bins.high, bins.number // factor + 1).tolist(),
+            counts.view(-1, factor).sum(1).tolist(),
+        )
+        for name, (bins, counts, factor) in counted.items()
+        if counts.any()
+    }
 
 
 @torch.no_grad()
