@@ -163,8 +163,7 @@ def answer_to(scorer: "Scorer", content: bytes, position: str) -> dict[str, Any]
     answer = {"rest": sentence[ends[-1] :], "total": float(scores[kind].sum()), "of": kind}
     if scorer.generator is not None:
         answer["words"] = [[word, bits(score)] for word, score in words_of(scorer, sentence, scores[kind])]
-    tokens = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return answer | {"tokens": tokens}
+    return answer | {"tokens": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
 
 
 def proposals(

@@ -32,8 +32,7 @@ def write_task(text: str, folder: Path) -> None:
 
 def sentences(text: str) -> Iterator[str]:
     """Yields a text's distinct sentences, in order, that begin with a capital and are of the right length."""
-    pieces = (piece for line in text.splitlines() for piece in SENTENCE_END.split(line))
-    for sentence in dict.fromkeys(pieces):
+    for sentence in dict.fromkeys(piece for line in text.splitlines() for piece in SENTENCE_END.split(line)):
         words = WORD.findall(sentence.lower())
         if sentence[:1].isupper() and len(set(words)) >= FEWEST_WORDS and len(words) <= MOST_WORDS:
             yield sentence

@@ -149,8 +149,10 @@ class Plain(Backend):
             dist.broadcast(tensor, src=0)
 
     def _tensors(self, moment: str | None) -> dict[str, Tensor]:
-        parameters = self.module.named_parameters()
-        return {name: self.adam.state[p][moment] if moment else p.detach() for name, p in parameters}
+        return {
+            name: self.adam.state[parameter][moment] if moment else parameter.detach()
+            for name, parameter in self.module.named_parameters()
+        }
 
 
 @torch.no_grad()

@@ -266,8 +266,14 @@ def make_plan(options: RunOptions) -> Plan:
         given.file,
         graphs=options.graphs == "on" or (options.graphs == "auto" and not options.compile and replayable),
     )
-    held_out = open_held_out(*map(Path, given.shards.names))
-    return Plan(given.description, here, given.shards, held_out, given.donors, given.started)
+    return Plan(
+        given.description,
+        here,
+        given.shards,
+        held_out=open_held_out(*map(Path, given.shards.names)),
+        donors=given.donors,
+        started=given.started,
+    )
 
 
 def list_settings(options: RunOptions) -> str:
