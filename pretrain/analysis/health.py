@@ -346,10 +346,14 @@ def report(diagnosis: Diagnosis) -> list[str]:
     """Returns the lines of the diagnosis: the problems with evidence and remedy, then the checks that found none."""
     lines = ["; ".join(finding.name for finding in diagnosis.findings) or "healthy"]
     for finding in diagnosis.findings:
-        lines += ["", finding.name, f"  what is wrong  {finding.verdict}"]
-        lines += [f"  evidence  {finding.evidence}", f"  what to do  {finding.remedy}"]
-    healthy = [finding for finding in diagnosis.checked if not finding.is_problem]
-    if healthy:
+        lines += [
+            "",
+            finding.name,
+            f"  what is wrong  {finding.verdict}",
+            f"  evidence  {finding.evidence}",
+            f"  what to do  {finding.remedy}",
+        ]
+    if healthy := [finding for finding in diagnosis.checked if not finding.is_problem]:
         lines += ["", "checks without a problem:", *(f"  {finding.name}: {finding.evidence}" for finding in healthy)]
     if diagnosis.skipped:
         lines += ["", "not judged:", *(f"  {reason}" for reason in diagnosis.skipped)]
