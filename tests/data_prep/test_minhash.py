@@ -20,18 +20,18 @@ def bands_of(*texts: str) -> np.ndarray:
     return np.concatenate(list(document_keys([Document(text.encode(), 0) for text in texts], near=True)))[:, 1:]
 
 
-def test_case_and_punctuation_make_no_difference_and_order_does() -> None:
-    same, other, moved = bands_of(
-        "One two, three! Four five six.", "one TWO three\nfour (five) six", "six one two three"
-    )
-    assert (same == other).all()
-    assert (same != moved).all()
-
-
-def test_texts_without_words_are_copies_only_if_their_bytes_are_equal() -> None:
-    one, same, other = bands_of("***", "***", "---")
-    assert (one == same).all()
-    assert (one != other).all()
+@pytest.mark.parametrize(
+    ("text", "same", "different"),
+    [
+        ("One two, three! Four five six.", "one TWO three\nfour (five) six", "six one two three"),
+        ("***", "***", "---"),
+    ],
+    ids=["case and punctuation make no difference and order does", "texts without words have equal bytes"],
+)
+def test_a_copy_has_all_bands_of_its_text_and_another_text_none(text: str, same: str, different: str) -> None:
+    of_text, of_same, of_different = bands_of(text, same, different)
+    assert (of_text == of_same).all()
+    assert (of_text != of_different).all()
 
 
 def test_texts_without_spaces_are_compared_by_characters() -> None:
@@ -40,14 +40,18 @@ def test_texts_without_spaces_are_compared_by_characters() -> None:
     assert (one == other).any()
 
 
-def test_a_document_that_is_dropped_anyway_has_no_key() -> None:
-    [keys] = document_keys([Document(b"one two", 0, "no_text"), Document(b"", 0)], near=True)
-    assert not keys.any()
-
-
-def test_malformed_text_has_keys() -> None:
-    [keys] = document_keys([Document(b"one \xff\xed\xa0\x80 two", 0)], near=True)
-    assert keys.all()
+@pytest.mark.parametrize(
+    ("document", "has_keys"),
+    [
+        (Document(b"one two", 0, "no_text"), False),
+        (Document(b"", 0), False),
+        (Document(b"one \xff\xed\xa0\x80 two", 0), True),
+    ],
+    ids=["skipped", "empty", "malformed"],
+)
+def test_a_document_has_keys_unless_it_is_dropped_anyway(document: Document, has_keys: bool) -> None:
+    [keys] = document_keys([document], near=True)
+    assert ((keys != 0) == has_keys).all()
 
 
 def test_the_first_key_is_the_digest_and_the_others_are_in_ascending_order() -> None:

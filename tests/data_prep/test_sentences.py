@@ -222,14 +222,21 @@ def test_sentences_by_an_empty_model_are_nltks() -> None:
     assert_same_sentences(PunktModel(), hard_lines(1000, seed=2))
 
 
-@pytest.mark.parametrize(("count", "seed"), [(6000, 0), pytest.param(400_000, 3, marks=LONG)])
-def test_sentences_of_hard_lines_are_nltks(count: int, seed: int, english_model: PunktModel) -> None:
-    assert_same_sentences(english_model, hard_lines(count, seed))
-
-
-def test_sentences_of_every_kind_of_character_are_nltks(english_model: PunktModel) -> None:
-    documents = list(fuzz_documents(300_000, seed=0))
-    assert_same_sentences(english_model, [line for document in documents for line in document.splitlines()])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(lambda: hard_lines(6000, seed=0), id="hard lines"),
+        pytest.param(lambda: hard_lines(400_000, seed=3), id="many hard lines", marks=LONG),
+        pytest.param(
+            lambda: (line for document in fuzz_documents(300_000, seed=0) for line in document.splitlines()),
+            id="every kind of character",
+        ),
+    ],
+)
+def test_sentences_of_hard_lines_and_of_every_kind_of_character_are_nltks(
+    english_model: PunktModel, lines: Callable[[], Iterable[str]]
+) -> None:
+    assert_same_sentences(english_model, lines())
 
 
 @pytest.mark.parametrize(

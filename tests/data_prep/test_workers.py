@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from multiprocessing import active_children, get_context
@@ -66,14 +67,14 @@ def test_without_semaphores_one_process_does_the_work_and_says_so(
     assert "no semaphores (/dev/shm)" in capsys.readouterr().out
 
 
-def test_a_user_error_in_a_worker_arrives_unchanged() -> None:
-    with pool_of(2) as pool, pytest.raises(ConfigError, match="first problem"):
-        list(pool.run(refuse, range(3)))
-
-
-def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
-    with pytest.raises(BrokenExecutor), pool_of(2) as pool:
-        list(pool.run(die, range(3)))
+@pytest.mark.parametrize(
+    ("work", "error", "said"), [(refuse, ConfigError, "first problem; second problem"), (die, BrokenExecutor, "")]
+)
+def test_a_user_error_in_a_worker_arrives_unchanged_and_a_killed_worker_is_an_error_and_not_a_hang(
+    work: Callable[[int], None], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said), pool_of(2) as pool:
+        list(pool.run(work, range(3)))
 
 
 def hand_over_ids(output: Path) -> None:

@@ -20,9 +20,24 @@ Read our privacy policy, please, and all of it.
 All of them have names that nobody remembers."""
 
 
-def test_without_steps_a_text_stays_as_it_is() -> None:
-    verdict = Curator().judge(PAGE)
-    assert (verdict.text, verdict.removed.total(), verdict.reason) == (PAGE, 0, None)
+@pytest.mark.parametrize(
+    ("steps", "text", "left", "removed"),
+    [
+        ((), PAGE, PAGE, {}),
+        (
+            ("c4_terminal_punctuation", "c4_sentences"),
+            "Home\nAbout",
+            "",
+            {"c4_terminal_punctuation": len("Home\nAbout")},
+        ),
+    ],
+    ids=["without steps a text stays as it is", "without lines left it is dropped as empty by the caller"],
+)
+def test_a_text_has_no_reason_to_be_dropped_without_steps_or_without_lines_left(
+    steps: tuple[str, ...], text: str, left: str, removed: dict[str, int]
+) -> None:
+    verdict = Curator(steps).judge(text)
+    assert (verdict.text, verdict.reason, verdict.removed) == (left, None, removed)
 
 
 def test_lines_are_removed_and_every_character_is_counted_under_the_rule_that_removed_it() -> None:
@@ -44,12 +59,6 @@ def test_a_document_is_dropped_by_its_first_rule_on_the_lines_that_are_left() ->
     assert Curator(["c4"]).judge(PAGE.replace("more", "{more}")).reason is None
     assert Curator(["c4", "gopher"]).judge(PAGE[:200]).reason == "gopher_word_count"
     assert Curator(["c4"]).judge("One line that is one sentence.\nAnother line that is one.").reason == "c4_sentences"
-
-
-def test_a_document_without_lines_left_is_dropped_as_empty_by_the_caller() -> None:
-    verdict = Curator(["c4_terminal_punctuation", "c4_sentences"]).judge("Home\nAbout")
-    removed = {"c4_terminal_punctuation": len("Home\nAbout")}
-    assert (verdict.text, verdict.reason, verdict.removed) == ("", None, removed)
 
 
 def test_the_order_of_the_names_given_is_of_no_account() -> None:
