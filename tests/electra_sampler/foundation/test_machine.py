@@ -88,18 +88,25 @@ def test_memory_is_the_machines_within_the_cgroups_limit(
     assert memory() == gib * GIB
 
 
-@pytest.mark.parametrize("odd", ["", "\n", "many\n", "1 2 3\n", "100000 0\n", "-1 100000\n", b"\xff\xfe 100000", None])
-def test_an_odd_or_unreadable_limit_limits_nothing(odd: str | bytes | None, tmp_path: Path) -> None:
-    names = ("pod/box/cpu.max", "pod/box/memory.max")
-    make_cgroups(tmp_path, VERSION_2, {f"{name}/below" if odd is None else name: odd or "" for name in names})
-    assert (cores(), memory()) == (8, 64 * GIB)
+ODD = ("", "\n", "many\n", "1 2 3\n", "100000 0\n", "-1 100000\n", b"\xff\xfe 100000")
 
 
 @pytest.mark.parametrize(
-    "own", ["", "odd\n", "1:cpu\n", "0::/../elsewhere\n", "0::/../../elsewhere\n", "0::\n", "\n::\n"]
+    ("own", "files"),
+    [
+        *((VERSION_2, {"pod/box/cpu.max": odd, "pod/box/memory.max": odd}) for odd in ODD),
+        (VERSION_2, {"pod/box/cpu.max/below": "", "pod/box/memory.max/below": ""}),  # folders cannot be read
+        *(
+            (odd_list, {"../elsewhere/cpu.max": "100000 100000\n", "pod/box/cpu.max": "100000 100000\n"})
+            for odd_list in ("", "odd\n", "1:cpu\n", "0::/../elsewhere\n", "0::/../../elsewhere\n", "0::\n", "\n::\n")
+        ),
+    ],
+    ids=str,
 )
-def test_an_odd_list_of_cgroups_sets_no_limit(own: str, tmp_path: Path) -> None:
-    make_cgroups(tmp_path, own, {"../elsewhere/cpu.max": "100000 100000\n", "pod/box/cpu.max": "100000 100000\n"})
+def test_an_odd_or_unreadable_limit_or_list_of_cgroups_limits_nothing(
+    own: str, files: dict[str, str | bytes], tmp_path: Path
+) -> None:
+    make_cgroups(tmp_path, own, files)
     assert (cores(), memory()) == (8, 64 * GIB)
 
 
