@@ -138,15 +138,25 @@ def test_a_wrong_override_is_refused_like_a_wrong_file_and_named(override: str, 
     assert problem.startswith(f"--set deepspeed.{said}")
 
 
-@pytest.mark.parametrize("override", ["seed=1", "deepspeed", "deepspeed=1", "deepspeed.fp16", ""])
-def test_other_overrides_are_refused_as_deepspeed_overrides(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"--set: got '.*', expected deepspeed\.KEY=VALUE, for example deepspeed\."):
-        read(FOLDER / "zero1_fp32.json", (override,))
-
-
-def test_a_mistake_in_the_file_is_attributed_to_the_file_despite_overrides() -> None:
-    with pytest.raises(ConfigError, match=r"^deepspeed config: gradient_cliping: unknown key"):
-        read(values_of("zero1_fp32") | {"gradient_cliping": 1.0}, ("deepspeed.zero_optimization.stage=2",))
+@pytest.mark.parametrize(
+    ("changes", "override", "said"),
+    [
+        *(
+            ({}, other, r"--set: got '.*', expected deepspeed\.KEY=VALUE, for example deepspeed\.")
+            for other in ("seed=1", "deepspeed", "deepspeed=1", "deepspeed.fp16", "")
+        ),
+        (
+            {"gradient_cliping": 1.0},
+            "deepspeed.zero_optimization.stage=2",
+            r"^deepspeed config: gradient_cliping: unknown key",
+        ),
+    ],
+)
+def test_other_overrides_are_refused_and_a_mistake_in_the_file_is_attributed_to_the_file_despite_overrides(
+    changes: dict[str, Any], override: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(values_of("zero1_fp32") | changes, (override,))
 
 
 def test_an_override_may_make_a_file_valid_or_invalid() -> None:
@@ -202,9 +212,24 @@ TRAINS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "said"), REFUSED)
-def test_values_that_cannot_train_are_refused_with_the_remedy(name: str, changes: dict[str, Any], said: str) -> None:
-    assert said in problems(changed(name, **changes))
+@pytest.mark.parametrize(
+    ("name", "changes", "batch_size", "said"),
+    [
+        *((name, changes, 64, said) for name, changes, said in REFUSED),
+        *(
+            ("zero1_fp32", {"train_micro_batch_size_per_gpu": micro}, size, "expected a multiple of")
+            for micro, size in (("auto", 63), (5, 64), (64, 64))
+        ),
+        *(
+            ("zero1_fp32", {"train_micro_batch_size_per_gpu": micro}, 64, "train_micro_batch_size_per_gpu")
+            for micro in (0, -1, True, "many", 1.5)
+        ),
+    ],
+)
+def test_values_that_cannot_train_are_refused_as_is_a_micro_batch_that_is_no_count_or_does_not_divide_the_batch(
+    name: str, changes: dict[str, Any], batch_size: int, said: str
+) -> None:
+    assert said in problems(changed(name, **changes), batch_size=batch_size)
 
 
 @pytest.mark.parametrize(("name", "changes"), TRAINS)
@@ -216,19 +241,6 @@ def test_similar_values_are_accepted_and_train(name: str, changes: dict[str, Any
     losses = worker.Runner(engine).train(range(3))
     assert losses[-1] < losses[0]
     assert engine.full_state().adam_steps == 3
-
-
-@pytest.mark.parametrize(
-    ("micro", "batch_size", "said"),
-    [
-        *((micro, size, "expected a multiple of") for micro, size in (("auto", 63), (5, 64), (64, 64))),
-        *((micro, 64, "train_micro_batch_size_per_gpu") for micro in (0, -1, True, "many", 1.5)),
-    ],
-)
-def test_a_micro_batch_that_is_not_a_count_or_does_not_divide_the_batch_is_refused(
-    micro: Any, batch_size: int, said: str
-) -> None:
-    assert said in problems(changed("zero1_fp32", train_micro_batch_size_per_gpu=micro), batch_size=batch_size)
 
 
 @pytest.mark.parametrize(

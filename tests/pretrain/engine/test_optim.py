@@ -62,12 +62,6 @@ def test_groups_have_the_learning_rate_scale_of_each_name() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", [{"warmup_steps": 100}, {"betas": (0.9, 1.0)}, {"lr": 0}, {"warmpu_steps": 1}])
-def test_impossible_optimizer_settings_are_refused(mistake: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(mistake))):
-        OptimConfig.from_values({"lr": 1e-3, "steps": 100, "warmup_steps": 10} | mistake)
-
-
 SHARES = [done / 40 for done in range(40)]
 
 
@@ -92,6 +86,10 @@ def test_a_stable_run_stays_at_its_rate_until_a_decay_falls_to_its_final_share(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
+        ({"warmup_steps": 100}, "warmup_steps"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"lr": 0}, "lr"),
+        ({"warmpu_steps": 1}, "warmpu_steps"),
         ({"decay_steps": 5}, "decay_steps: got 5 with schedule linear"),
         ({"decay_shape": "linear"}, "decay_shape: got linear with schedule linear"),
         ({"final_scale": 0.1}, "final_scale: got 0.1 with schedule linear"),
@@ -99,6 +97,8 @@ def test_a_stable_run_stays_at_its_rate_until_a_decay_falls_to_its_final_share(
         ({"muon": True, "adam_bias_correction": False}, "muon: true without adam_bias_correction"),
     ],
 )
-def test_settings_that_need_another_or_a_longer_run_are_refused(settings: dict[str, object], expected: str) -> None:
+def test_settings_that_are_impossible_or_need_another_or_a_longer_run_are_refused(
+    settings: dict[str, object], expected: str
+) -> None:
     with pytest.raises(ConfigError, match=expected):
         OptimConfig.from_values({"lr": 1.0, "steps": 100, "warmup_steps": 10, **settings})

@@ -202,9 +202,22 @@ def test_without_a_gpu_the_forecast_is_for_this_machines_cores(
     assert "launch      python -m pretrain.run" in printed
 
 
-def test_a_forecast_is_of_a_dry_run(shards_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^forecast: got v100 without --dry_run"):
-        main(options(shards_folder, tmp_path, forecast="v100", dry_run=False))
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"forecast": "v100", "dry_run": False}, r"^forecast: got v100 without --dry_run"),
+        (
+            {"preset": "tiny", "set": ("keep_checkpoints=1000000000",)},
+            r"output: checkpoints need .* GiB are free at",
+        ),
+    ],
+    ids=["a forecast without a dry run", "a disk too small for the checkpoints"],
+)
+def test_a_forecast_without_a_dry_run_and_a_disk_too_small_for_the_checkpoints_are_refused(
+    given: dict[str, Any], said: str, shards_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        main(options(shards_folder, tmp_path, **given))
 
 
 def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_it_all_the_same(
@@ -217,11 +230,6 @@ def test_a_run_of_months_without_a_gpu_is_a_problem_with_the_option_that_starts_
     assert main(options(shards_folder, tmp_path, **months, deepspeed_config="zero1_fp32")) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("WARNING: optim.steps: the run would take"), "with that option a warning remains"
-
-
-def test_a_disk_too_small_for_the_checkpoints_is_a_problem(shards_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"output: checkpoints need .* GiB are free at"):
-        main(options(shards_folder, tmp_path, preset="tiny", set=("keep_checkpoints=1000000000",)))
 
 
 @pytest.mark.parametrize(
