@@ -96,15 +96,17 @@ def train(model: Any, entropies: bool) -> None:
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("entropies", [False, True])
-def test_a_micro_batch_of_every_objective_stays_on_the_device(objective: str, entropies: bool) -> None:
-    train(model_of(objective), entropies)
-
-
-@pytest.mark.parametrize("sharing", ["nes", "gdes"])
-def test_so_does_one_with_other_embeddings(sharing: str) -> None:
-    train(model_of("hp_loss", embedding_sharing=sharing), entropies=False)
+@pytest.mark.parametrize(
+    ("objective", "entropies", "sharing"),
+    [
+        *((objective, entropies, "es") for objective in OBJECTIVES for entropies in (False, True)),
+        *(("hp_loss", False, sharing) for sharing in ("nes", "gdes")),
+    ],
+)
+def test_a_micro_batch_of_every_objective_stays_on_the_device_however_embeddings_are_shared(
+    objective: str, entropies: bool, sharing: str
+) -> None:
+    train(model_of(objective, embedding_sharing=sharing), entropies)
 
 
 def test_so_does_one_whose_layers_are_recomputed() -> None:

@@ -126,7 +126,14 @@ IN_HALF = [
 ]
 
 
-@pytest.mark.parametrize(("device", "case", "dtype"), on_both(IN_FP32, IN_HALF), indirect=["device"], ids=str)
+LONG = [
+    pytest.param("cpu", Case(2, length, 64, 128, (length - 7,)), dtype, marks=pytest.mark.long)
+    for length in (512, 1024, 2048)
+    for dtype in (FULL, HALF)
+]
+
+
+@pytest.mark.parametrize(("device", "case", "dtype"), [*on_both(IN_FP32, IN_HALF), *LONG], indirect=["device"], ids=str)
 def test_output_and_gradients_are_those_of_float64(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     given = example(case, dtype)
     assert_close(in_triton(given), by_hand(given), EXACT[dtype])
@@ -143,14 +150,6 @@ def test_query_key_and_value_side_by_side_have_the_same_bits_and_gradients_side_
     assert all(torch.equal(ours, apart) for ours, apart in zip((output, *gradients), in_triton(given), strict=True))
     places = [part.storage_offset() for part in gradients[:3]]
     assert [part.stride() for part in gradients[:3]] == [part.stride() for part in parts] and places == [0, 64, 128]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [FULL, HALF], ids=str)
-@pytest.mark.parametrize("length", [512, 1024, 2048])
-def test_they_are_at_any_length(length: int, dtype: torch.dtype) -> None:
-    given = example(Case(2, length, 64, 128, (length - 7,)), dtype)
-    assert_close(in_triton(given), by_hand(given), EXACT[dtype])
 
 
 @pytest.mark.long
