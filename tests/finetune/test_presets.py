@@ -28,14 +28,22 @@ def test_a_small_model_gets_the_papers_small_settings() -> None:
     }
 
 
-@pytest.mark.parametrize(("task", "epochs"), [("MNLI", 3), ("RTE", 10)])
-def test_a_base_model_gets_a_point_of_the_papers_base_grid_and_rte_more_epochs(task: str, epochs: int) -> None:
-    settings = settings_for(GlueConfig, task, hidden_size=768, max_positions=512, overrides={})
-    assert (settings.learning_rate, settings.weight_decay, settings.epochs) == (1e-4, 0.01, epochs)
-
-
-def test_the_length_follows_the_models_positions() -> None:
-    assert settings_for(GlueConfig, "CoLA", 64, 48, {}).max_length == 48
+@pytest.mark.parametrize(
+    ("config", "task", "hidden_size", "max_positions", "expected"),
+    [
+        # a point of the paper's base grid, with more epochs for RTE
+        (GlueConfig, "MNLI", 768, 512, {"learning_rate": 1e-4, "weight_decay": 0.01, "epochs": 3}),
+        (GlueConfig, "RTE", 768, 512, {"learning_rate": 1e-4, "weight_decay": 0.01, "epochs": 10}),
+        # lengths follow the model's positions
+        (GlueConfig, "CoLA", 64, 48, {"max_length": 48}),
+        (SquadConfig, "SQuAD 2.0", 64, 128, {"max_length": 128, "max_question": 16, "stride": 32}),
+    ],
+)
+def test_settings_follow_the_models_size_its_positions_and_the_task(
+    config: type[FinetuneConfig], task: str, hidden_size: int, max_positions: int, expected: dict[str, float]
+) -> None:
+    settings = settings_for(config, task, hidden_size, max_positions, {})
+    assert {name: getattr(settings, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -66,11 +74,6 @@ def test_the_heads_have_the_sizes_of_their_sources() -> None:
     assert (electra.max_answer, electra.n_best, xlnet.max_answer, xlnet.n_best) == (30, 20, 64, 5)
     assert (electra.unanswerable_outside, xlnet.unanswerable_outside) == (False, True)
     assert (electra.last_separator, xlnet.last_separator) == (True, False)
-
-
-def test_squads_lengths_shrink_with_the_model() -> None:
-    settings = settings_for(SquadConfig, "SQuAD 2.0", 64, 128, {})
-    assert (settings.max_length, settings.max_question, settings.stride) == (128, 16, 32)
 
 
 def test_the_papers_grid_has_every_combination_and_starts_at_the_default() -> None:

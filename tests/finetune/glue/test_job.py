@@ -96,23 +96,24 @@ def test_unlabeled_examples_become_a_submission_and_labeled_ones_are_scored_too(
     assert files[f"{folder}/AX.tsv"] == f"index\tprediction\n0\t{answer}\n1\t{answer}\n"
 
 
-def pieces(tokenizer: BertTokenizerFast, texts: tuple[str, ...], max_length: int = 128) -> str:
-    features = tokenize_examples([Example(texts, 1.0)], tokenizer, max_length)
-    return " ".join(tokenizer.convert_ids_to_tokens(features.input_ids[0]))
-
-
-def test_one_text_and_a_pair_have_berts_form(real_tokenizer: BertTokenizerFast) -> None:
-    assert pieces(real_tokenizer, ("The unaffable man",)) == "[CLS] the una ##ffa ##ble man [SEP]"
-    assert pieces(real_tokenizer, ("A man", "Two men")) == "[CLS] a man [SEP] two men [SEP]"
+@pytest.mark.parametrize(
+    ("texts", "max_length", "pieces"),
+    [
+        (("The unaffable man",), 128, "[CLS] the una ##ffa ##ble man [SEP]"),
+        (("A man", "Two men"), 128, "[CLS] a man [SEP] two men [SEP]"),
+        (("one two", "a b c d e f g h"), 10, "[CLS] one two [SEP] a b c d e [SEP]"),
+    ],
+)
+def test_one_text_and_a_pair_have_berts_form_and_a_long_pair_loses_the_end_of_its_longer_text(
+    texts: tuple[str, ...], max_length: int, pieces: str, real_tokenizer: BertTokenizerFast
+) -> None:
+    features = tokenize_examples([Example(texts, 1.0)], real_tokenizer, max_length)
+    assert real_tokenizer.convert_ids_to_tokens(features.input_ids[0]) == pieces.split()
 
 
 def test_segments_and_targets_accompany_the_ids(real_tokenizer: BertTokenizerFast) -> None:
     features = tokenize_examples([Example(("A man", "Two men"), 0.5)], real_tokenizer, 128)
     assert (features.token_type_ids, features.targets) == ([[0, 0, 0, 0, 1, 1, 1]], [0.5])
-
-
-def test_a_long_pair_loses_the_end_of_its_longer_text(real_tokenizer: BertTokenizerFast) -> None:
-    assert pieces(real_tokenizer, ("one two", "a b c d e f g h"), 10) == "[CLS] one two [SEP] a b c d e [SEP]"
 
 
 FEATURES = Features([[2, 9, 3], [2, 8, 7, 6, 3]], [[0] * 3, [0] * 5], [1.0, 0.0])

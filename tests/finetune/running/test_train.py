@@ -219,23 +219,29 @@ def whole(stock_model: Path, job: GlueJob, world: World, tmp_path_factory: pytes
     return go_on(stock_model, job, world, tmp_path_factory.mktemp("whole"), None)
 
 
-# In the first epoch, at its end (after saving, before evaluating), and in the second.
-@pytest.mark.parametrize("batches", [7, BATCHES, BATCHES + 3])
-def test_a_stopped_run_ends_bitwise_like_an_undisturbed_one(
-    batches: int, whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
+@pytest.mark.parametrize(
+    ("end", "ending", "every", "step"),
+    [
+        # in the first epoch, at its end (after saving, before evaluating), and in the second
+        *((Stopped, stop_after(batches), 1000, batches) for batches in (7, BATCHES, BATCHES + 3)),
+        (Killed, killed_after(19).__next__, 8, 16),
+    ],
+    ids=["stopped", "stopped at an epoch's end", "stopped in the second epoch", "killed"],
+)
+def test_a_stopped_or_killed_run_resumes_from_its_last_checkpoint_and_ends_bitwise_like_an_undisturbed_one(
+    end: type[Exception],
+    ending: Callable[[], bool],
+    every: int,
+    step: int,
+    whole: Outcome,
+    stock_model: Path,
+    job: GlueJob,
+    world: World,
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(Stopped):
-        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", stop_after(batches)))
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{batches:08d}"]
-    assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never)) == whole
-
-
-def test_a_killed_run_resumes_from_its_last_checkpoint(
-    whole: Outcome, stock_model: Path, job: GlueJob, world: World, tmp_path: Path
-) -> None:
-    with pytest.raises(Killed):
-        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", killed_after(19).__next__, every=8))
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000016"]
+    with pytest.raises(end):
+        go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", ending, every))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [f"step-{step:08d}"]
     assert go_on(stock_model, job, world, tmp_path, Saving(tmp_path / "run", never)) == whole
 
 
