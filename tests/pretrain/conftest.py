@@ -19,7 +19,10 @@ from pretrain.method.registry import BUILT_IN, load_objective, objective_class
 from pretrain.model import ops
 from pretrain.model.config import ElectraModelConfig, ModelConfig, ModernModelConfig
 from pretrain.planning.options import RunOptions
+from pretrain.presets import PRESETS
+from pretrain.runs.folder import RunDescription
 from tests.conftest import REPOSITORY, free_port, needs
+from tests.pretrain.runs.described import described
 from tests.warm import Warm
 
 SAMPLERS = (
@@ -134,6 +137,12 @@ def make_electra() -> Callable[..., Electra]:
 def shards(shards_folder: Path) -> Shards:
     """The shards of `shards_folder`, opened."""
     return open_shards(shards_folder)
+
+
+@pytest.fixture
+def description(shards: Shards) -> RunDescription:
+    """A run of the preset `tiny` on these shards."""
+    return described(PRESETS["tiny"], shards)
 
 
 @pytest.fixture

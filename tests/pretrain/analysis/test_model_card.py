@@ -7,17 +7,10 @@ import pytest
 
 from pretrain.analysis.model_card import model_card
 from pretrain.config import with_overrides
-from pretrain.data.shards import Shards
 from pretrain.method.registry import objective_class
-from pretrain.presets import PRESETS, with_objective
+from pretrain.presets import with_objective
 from pretrain.runs.folder import RunDescription
 from tests.pretrain.conftest import OBJECTIVES
-from tests.pretrain.runs.described import described
-
-
-@pytest.fixture
-def description(shards_folder: Path) -> RunDescription:
-    return described(PRESETS["tiny"], Shards(shards_folder))
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))

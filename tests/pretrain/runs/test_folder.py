@@ -8,16 +8,8 @@ import pytest
 
 from electra_sampler.foundation.config import ConfigError
 from pretrain.config import with_overrides
-from pretrain.data.shards import Shards
 from pretrain.job.rank_log import EndRecord, write_record
-from pretrain.presets import PRESETS
 from pretrain.runs.folder import REPLACED, RunDescription, differences, find_run, read_run, write_run
-from tests.pretrain.runs.described import described
-
-
-@pytest.fixture
-def description(shards_folder: Path) -> RunDescription:
-    return described(PRESETS["tiny"], Shards(shards_folder))
 
 
 def test_a_description_is_read_as_it_was_written(tmp_path: Path, description: RunDescription) -> None:
