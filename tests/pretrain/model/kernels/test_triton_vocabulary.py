@@ -37,16 +37,11 @@ def in_float64(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     return copies, (hidden @ table.T + bias).log_softmax(-1)
 
 
-def blocks_of(weights_XV: Tensor) -> Tensor:
-    """The weights in blocks [X, N, S], with zeros after the last."""
-    words = weights_XV.shape[-1]
-    return F.pad(weights_XV, (0, -words % BLOCK)).unflatten(-1, (-1, BLOCK))
-
-
 def assert_weights(weights: Any, expected_XV: Tensor, rtol: float = 2e-5) -> None:
     """Compares sums, the largest weight, the entropy and every block."""
     close: Callable[..., None] = torch.testing.assert_close
-    blocks_XNS = blocks_of(expected_XV.detach())
+    padded_XV = F.pad(expected_XV.detach(), (0, -expected_XV.shape[-1] % BLOCK))  # with zeros after the last
+    blocks_XNS = padded_XV.unflatten(-1, (-1, BLOCK))
     close(weights.sum_XN.double(), blocks_XNS.sum(-1), rtol=rtol, atol=1e-30)
     close(weights.largest_X.double(), expected_XV.detach().amax(-1), rtol=rtol, atol=0)
     q_XV = expected_XV.detach() / expected_XV.detach().sum(-1, keepdim=True)
