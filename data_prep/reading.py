@@ -252,9 +252,9 @@ def batches(items: Iterable[Item], limit: int, size_of: Callable[[Item], int]) -
 def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Iterator[Chunk]:
     """Yields about `size` bytes of text, from the beginnings of files spread evenly over the corpus.
 
-    A sampled file stands for those skipped before it, and large files are never skipped: a file gives text in
-    proportion to the bytes that it stands for, and at least one record. After long records, such as whole novels, files
-    are skipped to keep the sample near its size.
+    A sampled file stands for those before it that are not sampled: it gives text in proportion to the bytes of all of
+    them, and at least one record. After long records, such as whole novels, files are skipped to keep the sample near
+    its size.
 
     Raises:
         ConfigError: a file is unreadable or damaged, or not in the format that it appears to have.
@@ -263,7 +263,8 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
     ends = [*accumulate(source.size for source in sources)]
     taken = wanted = 0
     for number, source in enumerate(sources):
-        if number % stride == 0 or source.size > ends[-1] // _SAMPLED_FILES:
+        parts = [_SAMPLED_FILES * end // ends[-1] for end in (ends[number] - source.size, ends[number])]
+        if number % stride == 0 or parts[0] < parts[1]:  # it holds the end of a part of the corpus
             before, wanted = wanted, size * ends[number] // ends[-1]
             if taken <= 2 * wanted:
                 with Reader(

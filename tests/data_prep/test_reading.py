@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from data_prep.formats import Boundary, Reading
 from data_prep.planning import Range, plan_shards
-from data_prep.reading import Chunk, Reader, batches, sample_documents
+from data_prep.reading import Chunk, Reader, batches, sample_chunks, sample_documents
 from data_prep.sources import find_sources
 from electra_sampler.foundation.config import ConfigError
 from tests.data_prep.conftest import documents_of, many_documents, peak_of_reading, read_shards, words
@@ -141,6 +141,13 @@ def test_a_sample_is_spread_over_the_whole_corpus_whatever_the_sizes_of_its_file
     sample = list(sample_documents(find_sources([tmp_path]), 20_000, Reading()))
     assert 20_000 < sum(map(len, sample)) < 30_000
     assert sum(text.startswith("Document 0.") for text in sample) == 10
+
+
+def test_a_sample_has_its_size_also_if_text_is_in_hundreds_of_files_among_small_ones(tmp_path: Path) -> None:
+    for number in range(1500):
+        (tmp_path / f"{number}.txt").write_text("Ka lo." if number < 1200 else "\n\n".join(["Ka lo mi ne."] * 200))
+    size = sum(chunk.size for chunk in sample_chunks(find_sources([tmp_path]), 400_000, Reading()))
+    assert size == pytest.approx(400_000, rel=0.02)
 
 
 def test_a_sample_of_long_records_is_not_much_larger_than_requested(tmp_path: Path) -> None:
