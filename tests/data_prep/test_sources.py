@@ -19,11 +19,11 @@ def make(folder: Path, *names: str) -> None:
 
 
 def test_files_folders_and_globs_may_be_mixed_and_hidden_files_are_left_out(tmp_path: Path) -> None:
-    make(tmp_path, "x/1.txt", "x/.hidden.txt", "x/y/2.txt", "z/3.txt", "z/4")
+    make(tmp_path, "0.txt", "x/1.txt", "x/.hidden.txt", "x/y/2.txt", "z/3.txt", "z/4")
     given = [tmp_path / "x", tmp_path / "z" / "3.txt", tmp_path / "*" / "4", tmp_path / "x" / "*", tmp_path / "**"]
     assert [source.key for source in find_sources(given)] == [
         *("0/1.txt", "0/y/2.txt", "1/3.txt", "2/z/4", "3/1.txt", "3/y/2.txt"),
-        *("4/x/1.txt", "4/x/y/2.txt", "4/z/3.txt", "4/z/4"),
+        *("4/0.txt", "4/x/1.txt", "4/x/y/2.txt", "4/z/3.txt", "4/z/4"),
     ]
 
 
