@@ -58,6 +58,9 @@ zh-classical zh-min-nan zh-yue zu
 """,
     )
 )
+_MEDIA = re.compile(
+    r"(?i)\.(png|jpe?g|svg|gif|tiff?|webp|xcf|pdf|djvu|og[agv]|opus|wav|flac|mp[34]|mid|web[am]|mpe?g)\s*\Z"
+)
 _PREFIX = re.compile(r"\A\s*([^:]+?)\s*:")
 # Bold and italic marks, switches (__NOTOC__, in any language), and markup that the parser leaves as text if unbalanced.
 _LEFT_OVER = regex.compile(
@@ -230,8 +233,7 @@ def _render_node(node: Any, asides: frozenset[str]) -> str:
             return "" if name in _DROPPED_TAGS or node.contents is None else _render(node.contents, asides)
         case "Wikilink" if (
             (prefix := "".join(_PREFIX.findall(str(node.title))).replace("_", " ").lower()) not in asides
-            # with parameters, it is a file by another name of its namespace, which a dump need not list
-            and not (prefix and node.text and any("|" in part for part in node.text.filter_text(recursive=False)))
+            and not (prefix and _MEDIA.search(str(node.title)))  # a file, by a name of its namespace that no dump lists
         ):
             return _render(node.title, asides).lstrip(":") if node.text is None else _render(node.text, asides)
         case "ExternalLink" if node.title is not None:
