@@ -134,6 +134,12 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+def take_mode(path: Path, other: Path) -> None:
+    """Lets read a file whoever may read the other one, where the file system knows modes."""
+    with suppress(OSError):
+        shutil.copymode(other, path)
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder and its missing parents, and flushes their names to the disk."""
     if path.is_dir():

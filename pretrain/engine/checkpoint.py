@@ -34,6 +34,7 @@ from electra_sampler.foundation.files import (
     remove,
     require_file_or_folder,
     sealed,
+    take_mode,
     unsealed,
 )
 
@@ -121,7 +122,7 @@ def _write(partial: Path, step: int, state: EngineState, extra: dict[str, Any]) 
     save_file(moments, partial / OPTIMIZER)
     (partial / STATE).write_text(json.dumps(numbers, indent=1))
     for name in FILES:
-        shutil.copymode(partial / STATE, partial / name)  # safetensors writes for the owner alone, whatever the umask
+        take_mode(partial / name, partial / STATE)  # safetensors writes for the owner alone, whatever the umask
         flush(partial / name)
     (partial / MARKER).write_bytes(marker_of(partial))
     flush(partial / MARKER)
@@ -166,8 +167,8 @@ def all_valid(
             damaged.append(f"{candidate.name} ({problem})")
     if checkpoints and len(damaged) == len(checkpoints):
         raise ConfigError(
-            f"checkpoints: none in {folder} is intact: {', '.join(damaged)}; restore one from a copy, or move {folder}"
-            " away to start over; nothing was changed"
+            f"checkpoints: none in {folder} is intact: {', '.join(damaged)}; make one readable, restore one from a"
+            f" copy, or move {folder} away to start over; nothing was changed"
         )
 
 
@@ -188,7 +189,7 @@ def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises:
         ConfigError: one is not finite, or the file cannot be read.
     """
-    again = "a run that still trains removes old ones: run the command again, or train with a larger keep_checkpoints"
+    again = "if its run has removed it since, run the command again, or train with a larger keep_checkpoints"
     with explained(f"checkpoint: {checkpoint.folder} can no longer be read", again, OSError):
         weights = load_file(checkpoint.folder / WEIGHTS)
     if broken := [name for name, weight in weights.items() if not all(end.isfinite() for end in weight.aminmax())]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from electra_sampler.foundation.config import ConfigError, StrictConfig
+from electra_sampler.foundation.files import take_mode
 from pretrain.huggingface.folders import fill, find_folder, load_tokenizer, read_config, read_weights
 from pretrain.huggingface.forms import DISCRIMINATOR, GENERATOR, WORDS, Form, form_named, form_of, of_encoder, renamed
 from pretrain.model import ops
@@ -197,4 +197,4 @@ def write(
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: weight.contiguous() for name, weight in weights.items()}, path, {"format": "pt"})
-    shutil.copymode(path.with_name("config.json"), path)  # safetensors writes for the owner alone
+    take_mode(path, path.with_name("config.json"))  # safetensors writes for the owner alone

@@ -209,7 +209,7 @@ def test_a_weight_that_is_not_finite_is_refused_by_name_although_its_checksum_is
     with pytest.raises(ConfigError, match=r"step-00000030 holds NaN or infinity in b\.bias, expected numbers; move it"):
         load(checkpoint)
     shutil.rmtree(checkpoint.folder)  # as a run that still trains removes it
-    with pytest.raises(ConfigError, match=r"step-00000030 can no longer be read .*: run the command again"):
+    with pytest.raises(ConfigError, match=r"step-00000030 can no longer be read .*, run the command again"):
         load_weights(checkpoint)
 
 
