@@ -46,11 +46,10 @@ def find_folder(name: str | Path) -> Path:
     folder = Path(name)
     if (folder / "config.json").is_file():
         return folder
-    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2 or str(name).startswith("."):
+    if folder.exists() or folder.is_absolute() or len(folder.parts) != 2 or Path(folder.parts[0]).exists():
         problem = "has no config.json" if folder.exists() else "does not exist"
         raise ConfigError(
-            f"model: {name} {problem}; name a folder written by pretrain/export.py, a stock ELECTRA or, after"
-            " --init_from, a run"
+            f"model: {name} {problem}; name an exported or stock model's folder, or a run where the command takes one"
         )
     what = f"model: {name} is not a local folder and could not be downloaded from the hub"
     with explained(what, "check the name, or download the model and name its folder", errors_of_hub()):

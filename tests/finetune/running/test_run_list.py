@@ -117,7 +117,7 @@ KINDS: dict[str, tuple[type[FinetuneOptions], dict[str, Any]]] = {
         ("SQuAD", {"seeds": (1, -1)}, "seeds.1: got -1, expected: input should be greater than or equal to 0"),
         ("tagging", {"task": "NRE"}, "task: got 'NRE', expected: input should be 'NER' or 'POS'; did you mean 'NER'?"),
         ("tagging", {"data_dir": "nowhere"}, "data_dir: no folder nowhere"),
-        ("tagging", {"model": "nowhere"}, "model: nowhere does not exist; name a folder written by"),
+        ("tagging", {"model": "nowhere"}, "model: nowhere does not exist; name an exported or stock"),
         ("tagging", {"max_length": 64}, "max_length: got 64, expected at most the model's 32 positions"),
     ],
 )
