@@ -331,8 +331,8 @@ _OF_BERTS_KIND = regex.compile("(Bert|Electra|DistilBert|MobileBert|ConvBert|MPN
 def read_folder(folder: Path, option: str) -> Marked:
     """Returns the tokenizer in a folder, and its special tokens by name.
 
-    It gives the ids of `AutoTokenizer`, except that the tokens of a vocab.txt without settings decide whether it
-    lower-cases, which `AutoTokenizer` then always does.
+    It gives the ids of `AutoTokenizer`. In a folder that does not say whether to lower-case, its own tokenizer.json or
+    tokens decide, while `AutoTokenizer` lower-cases.
 
     Raises:
         ConfigError: it cannot be read, lacks a special token, or a file or setting of the folder decides ids otherwise;

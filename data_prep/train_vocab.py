@@ -87,7 +87,9 @@ def main(options: VocabularyOptions) -> int:
     sources, reading = find_sources(options.input), Reading(text_column=options.text_column)
     read_texts = partial(sample_documents, sources, int(options.sample_mb * 1e6), reading)
     if not any(map(str.strip, read_texts())):
-        raise ConfigError(f"input: {' '.join(map(str, options.input))} has no text; give files that contain text")
+        raise ConfigError(
+            f"input: a sample of {' '.join(map(str, options.input))} has no text; give files that contain text"
+        )
     with locked(options.output):
         if options.kind == "bpe":
             tokenizer = train_bpe(read_texts(), options)

@@ -124,7 +124,7 @@ def read_tagged(path: Path, task: TaggingTask) -> list[Sentence]:
     if all(re.fullmatch(r"[01]([-.]\d+)?( \d+([-.]\d+)?)*", " ".join(sentence.words)) for sentence in sentences):
         raise ConfigError(
             f"data_dir: {path} has words {shown(sentences[0].words)}, the numbers of its words; expected the words in"
-            " the first column; remove that of the numbers, or name a file in CoNLL-U .conllu"
+            " the first column; remove the column of numbers, or give a file in CoNLL-U the suffix .conllu"
         )
     return sentences
 

@@ -36,7 +36,7 @@ from pretrain.runs.models import find_donors, is_run
 
 
 class Placement(NamedTuple):
-    """How a run is trained here: nothing in it changes what is trained, but for rounding."""
+    """How a run is trained here. Beside its options, nothing in it changes what is trained, but for rounding."""
 
     options: RunOptions
     target: Target

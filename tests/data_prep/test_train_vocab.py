@@ -118,8 +118,11 @@ def test_an_output_that_is_a_file_is_refused_before_any_learning(
         (["--sample_mb", "1e300"], "sample_mb"),
         (["--output", "x" * 300], "use a shorter name"),
         (["--text_column", "a\n\x1b[31m"], r"a\n\x1b[31m is not among the keys"),
-        (["--input", "blank.txt"], "input: blank.txt has no text; give files that contain text"),
-        (["--input", "blank.txt", "--kind", "bpe"], "input: blank.txt has no text; give files that contain text"),
+        (["--input", "blank.txt"], "input: a sample of blank.txt has no text; give files that contain text"),
+        (
+            ["--input", "blank.txt", "--kind", "bpe"],
+            "input: a sample of blank.txt has no text; give files that contain text",
+        ),
     ],
 )
 def test_extreme_values_are_refused_in_one_line(

@@ -221,9 +221,10 @@ def test_an_output_that_is_a_file_is_refused_before_anything_is_computed(trained
     (tmp_path / "file").touch()
     (tmp_path / "run.json").write_text((trained_run / "run.json").read_text())
     (tmp_path / "evaluation").touch()
-    for runs, output in (((trained_run,), tmp_path / "file"), ((trained_run, tmp_path), None)):
+    of_output, of_run = ((trained_run,), tmp_path / "file", "output"), ((trained_run, tmp_path), None, "runs")
+    for runs, output, field in (of_output, of_run):
         before = {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
-        with pytest.raises(ConfigError, match=f"output: got {tmp_path}/.*, expected a folder"):
+        with pytest.raises(ConfigError, match=f"{field}: got {tmp_path}/.*, expected a folder"):
             main(EvaluateOptions(runs=runs, sequences=8, output=output))
         assert before == {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")}
 

@@ -83,7 +83,11 @@ def test_a_malformed_line_of_conllu_is_named(tmp_path: Path, old: str, new: str,
     ("content", "kind", "problem"),
     [
         ("# nothing\n\n", ConfigError, "has no sentences"),
-        (CONLLU, ConfigError, r"train.conll has words \('1-2', '1', '2', '2\.1'\), the numbers .* in CoNLL-U .conllu"),
+        (
+            CONLLU,
+            ConfigError,
+            r"train.conll has words \('1-2', '1', '2', '2\.1'\), the numbers .* in CoNLL-U the suffix .conllu",
+        ),
         ("1\tAnn\tO\n2\tran\tO\n\n1\tNo\tO\n", ConfigError, r"has words \('1', '2'\), the numbers of its words"),
         ("\xff\xfe\x00", UnicodeDecodeError, "utf-8"),  # which the command line turns into one that names the file
     ],
