@@ -110,8 +110,11 @@ def _matches(given: Path) -> tuple[Path, Iterator[Path]]:
     root, pattern = Path(*given.parts[:first]), given.parts[first:]
     if any("**" in part and part != "**" for part in pattern):  # Python 3.13 reads it as *; older ones refuse it
         raise ConfigError(f"input: {given} is not a valid glob: ** must stand between slashes, as in folder/**/*.txt")
-    found = root.glob(str(Path(*pattern)))
-    matched = [path for path in found if not any(part.startswith(".") for part in path.relative_to(root).parts)]
+    matched = [
+        path
+        for path in root.glob(str(Path(*pattern)))
+        if not any(part.startswith(".") for part in path.relative_to(root).parts)
+    ]
     folders = sorted(path for path in matched if path.is_dir())
     return root, iter([*(path for path in matched if not path.is_dir()), *_walk(folders)])
 

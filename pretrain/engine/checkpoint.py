@@ -189,8 +189,11 @@ def load_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises:
         ConfigError: one is not finite, or the file cannot be read.
     """
-    again = "if its run has removed it since, run the command again, or train with a larger keep_checkpoints"
-    with explained(f"checkpoint: {checkpoint.folder} can no longer be read", again, OSError):
+    with explained(
+        f"checkpoint: {checkpoint.folder} can no longer be read",
+        "if its run has removed it since, run the command again, or train with a larger keep_checkpoints",
+        OSError,
+    ):
         weights = load_file(checkpoint.folder / WEIGHTS)
     if broken := [name for name, weight in weights.items() if not all(end.isfinite() for end in weight.aminmax())]:
         raise ConfigError(

@@ -257,8 +257,11 @@ def data_of(description: RunDescription) -> tuple[Path, ...]:
         ConfigError: they cannot be read, or hold other shards than the run was started with.
     """
     folders, names = tuple(map(Path, description.data)), ", ".join(description.data)
-    where = "work in the folder where the run was started or, where the command has --data, name the shards"
-    with explained(f"data: cannot read {names}, the run's shards", where, OSError):
+    with explained(
+        f"data: cannot read {names}, the run's shards",
+        "work in the folder where the run was started or, where the command has --data, name the shards",
+        OSError,
+    ):
         found = manifests_sha256(map(local_folder, folders))
     if found != description.data_sha256:
         raise ConfigError(
