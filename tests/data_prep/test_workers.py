@@ -68,10 +68,10 @@ def test_without_semaphores_one_process_does_the_work_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("work", "error", "said"), [(refuse, ConfigError, "first problem; second problem"), (die, BrokenExecutor, "")]
+    ("work", "error", "said"), [(refuse, ConfigError, "first problem; second problem"), (die, BrokenExecutor, None)]
 )
 def test_a_user_error_in_a_worker_arrives_unchanged_and_a_killed_worker_is_an_error_and_not_a_hang(
-    work: Callable[[int], None], error: type[Exception], said: str
+    work: Callable[[int], None], error: type[Exception], said: str | None
 ) -> None:
     with pytest.raises(error, match=said), pool_of(2) as pool:
         list(pool.run(work, range(3)))
