@@ -37,6 +37,8 @@ _INSIDE_WORD = regex.compile(
 TOKENIZER_NAME = "tokenizer"  # name of the tokenizer folder inside a shard folder
 FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")  # vocab.txt last: with it the folder is complete
 """The files of a tokenizer folder; others in it are not copied."""
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Files of settings and special tokens that a tokenizer folder of others may have."""
 _CACHED_TEXT = 8_000_000  # characters after which nanotoken's word cache is cleared: a larger one is no faster
 _CHECKED, _LONGEST_CHECKED = 32, 4096  # texts per batch encoded by both encoders, and characters of each
 
@@ -236,9 +238,7 @@ def _named(vocab: str) -> Marked:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
     from huggingface_hub import snapshot_download
 
-    return _in_folder(
-        Path(snapshot_download(vocab, allow_patterns=[*FILES, "special_tokens_map.json", "added_tokens.json"])), "vocab"
-    )
+    return _in_folder(Path(snapshot_download(vocab, allow_patterns=[*FILES, *SETTINGS])), "vocab")
 
 
 def _template(tokenizer: Tokenizer, marks: Mapping[str, str]) -> processors.TemplateProcessing:
@@ -346,8 +346,7 @@ def read_folder(folder: Path, option: str) -> Marked:
 
 def _in_folder(folder: Path, option: str) -> Marked:
     settings, special, added = (
-        json.loads((folder / name).read_text("utf-8")) if (folder / name).is_file() else {}
-        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+        json.loads((folder / name).read_text("utf-8")) if (folder / name).is_file() else {} for name in SETTINGS
     )
     named = special | settings
     marks = {name: _content(named.get(f"{name}_token")) or token for name, token in BERTS.items()}

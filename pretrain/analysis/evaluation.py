@@ -72,9 +72,8 @@ def evaluate(
     """
     descriptions = {run: read_run(run) for run in runs}
     crossing_folder = output or runs[0] / "evaluation"
-    require_folder(crossing_folder)
-    for run in descriptions:
-        require_folder(run / "evaluation", "runs")
+    for folder, field in ((crossing_folder, "output"), *((run / "evaluation", "runs") for run in descriptions)):
+        require_folder(folder, field)
     refuse(
         f"runs: {run} was trained on other shards than {runs[0]}; evaluate them separately, or name with --data shards"
         " that neither was trained on"
