@@ -263,8 +263,8 @@ def sample_chunks(sources: Sequence[Source], size: int, reading: Reading) -> Ite
     ends = [*accumulate(source.size for source in sources)]
     taken = wanted = 0
     for number, source in enumerate(sources):
-        parts = [_SAMPLED_FILES * end // ends[-1] for end in (ends[number] - source.size, ends[number])]
-        if number % stride == 0 or parts[0] < parts[1]:  # it holds the end of a part of the corpus
+        first, last = (_SAMPLED_FILES * place // ends[-1] for place in (ends[number] - source.size, ends[number]))
+        if number % stride == 0 or first < last:  # it begins and ends in different parts of the corpus
             before, wanted = wanted, size * ends[number] // ends[-1]
             if taken <= 2 * wanted:
                 with Reader(

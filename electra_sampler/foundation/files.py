@@ -135,7 +135,7 @@ def flush(path: Path) -> None:
 
 
 def take_mode(path: Path, other: Path) -> None:
-    """Lets read a file whoever may read the other one, where the file system knows modes."""
+    """Gives a file the mode of another one, where the file system allows it."""
     with suppress(OSError):
         shutil.copymode(other, path)
 

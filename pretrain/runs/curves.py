@@ -35,7 +35,10 @@ CHARTS = {
 """The charts of each group. One string is one chart, of one or several metrics, in training and on held-out text."""
 GROUPS = {
     **{name: group for group, charts in CHARTS.items() for chart in charts for name in chart.split()},
-    **{"logit": "Detection", "max_probability": "Sampling", "log_ratio": "Ratio", "example": "Example"},
+    "logit": "Detection",
+    "max_probability": "Sampling",
+    "log_ratio": "Ratio",
+    "example": "Example",
 }
 """The group of each metric, histogram and text."""
 

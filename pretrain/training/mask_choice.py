@@ -21,7 +21,7 @@ class MasksInTurn:
     """Takes the masks in turn, so that nothing of the losses has to be known."""
 
     every: tuple[int, ...] = ()
-    """Steps after which the outcome is needed before the next step begins."""
+    """Intervals, in steps, at which an outcome is read before the next step begins."""
 
     def add(self, batch: Batch, output: Output) -> None:
         """Adds the losses of one micro-batch, on the device."""
